@@ -1,0 +1,194 @@
+"""The model behind one wall: any Hugging Face decoder as a few verbs.
+
+Only this file, its views and probe, and the cache know transformers' internals.
+"""
+
+import copy
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from labkit import views
+from labkit.cache import SlotCache
+from labkit.errors import LabkitError
+from labkit.probe import attention_layout, check_composition, position_limit, refuse
+
+MOST_VIEWS = 256
+
+
+@dataclass(frozen=True)
+class Mask:
+    """What each row may see: `(batch, 1, rows, slots)`, boolean for sdpa, additive for eager attention."""
+
+    full: Tensor | None
+    sliding: Tensor | None
+
+    def rows(self, start: int) -> "Mask":
+        """The mask of rows `start` and later."""
+        return Mask(*(None if m is None else m[:, :, start:] for m in (self.full, self.sliding)))
+
+    @property
+    def width(self) -> int:
+        """The number of slots shown."""
+        return (self.full if self.full is not None else self.sliding).shape[-1]
+
+
+class Backbone:
+    """A causal LM taken apart at its layers.
+
+    depth: the number of layers L. width: of the residual stream. vocab: of the head. limit: positions the
+    model has. Construction compares the composition with the model's own forward on two short inputs and
+    raises LabkitError, with the reason, for a model that it does not reproduce or cannot roll back.
+    """
+
+    def __init__(self, model: PreTrainedModel):
+        model = getattr(model, "_orig_mod", model)
+        refuse(model)
+        self.model = model
+        self._path, self._decoder = views.find_decoder(model)
+        self._layers = self._decoder._modules[views.child(self._decoder, views.LAYERS)]
+        self.depth = len(self._layers)
+        config = model.config.get_text_config()
+        self.width: int = config.hidden_size
+        self.vocab: int = model.get_output_embeddings().weight.shape[0]
+        self.limit: int = position_limit(config)
+        embedding = model.get_input_embeddings().weight
+        self.device, self.dtype = embedding.device, embedding.dtype
+        self._cache_name = "cache" if "cache" in inspect.signature(type(self._decoder).forward).parameters else (
+            "past_key_values"
+        )
+        self._additive = config._attn_implementation == "eager"
+        self.window: int | None = getattr(config, "sliding_window", None)
+        self._substitute: Callable[[int, nn.Module], nn.Module] = lambda index, layer: layer
+        if config._attn_implementation == "sdpa":
+            self._substitute = lambda index, layer: views.with_attention(layer, views.PACKED)
+        self._views: dict[Any, nn.Module] = {}
+        self._head = views.head_of(model)
+        with torch.inference_mode():
+            self.slides, self._by_type = attention_layout(self)
+            check_composition(self)
+
+    def __repr__(self) -> str:
+        return f"Backbone({type(self.model).__name__}, {self.depth} layers, width {self.width}, {self.vocab} tokens)"
+
+    def cut(self, layers: int) -> "Backbone":
+        """The same model ending after its first `layers` layers: the target of static early exit."""
+        self.check_exit(layers, "early_exit")
+        cut = copy.copy(self)
+        cut.depth = layers
+        return cut
+
+    def substituted(self, substitute: Callable[[int, nn.Module], nn.Module]) -> "Backbone":
+        """The same weights with some layers replaced: `substitute(index, layer)` returns the layer to run.
+
+        labkit.views has the replacements: another attention function, a skipped sub-layer.
+        """
+        other, before = copy.copy(self), self._substitute
+        other._substitute = lambda index, layer: before(index, substitute(index, layer))
+        other._views = {}
+        return other
+
+    def check_exit(self, exit: int, name: str = "exit") -> None:
+        """Raise LabkitError unless 1 <= exit <= depth."""
+        if isinstance(exit, bool) or not isinstance(exit, int) or not 1 <= exit <= self.depth:
+            raise LabkitError(
+                f"{name}={exit!r}, but the model has {self.depth} layers; write an int from 1 to {self.depth} "
+                f"({name}={self.depth} runs the whole model)"
+            )
+
+    def cache(self, batch: int, capacity: int, taps=()) -> SlotCache:
+        """Room for `capacity` slots in each of `batch` rows."""
+        return SlotCache(len(self._layers), batch, capacity, taps)
+
+    def view(self, start: int, stop: int, *, norm: bool = False) -> nn.Module:
+        """The decoder's own forward over layers [start, stop); cached."""
+        key = (start, stop, norm)
+        if key not in self._views:
+            if len(self._views) >= MOST_VIEWS:
+                self._views.pop(next(iter(self._views)))
+            self._views[key] = views.layer_range(
+                self._decoder, start, stop, norm=norm, substitute=self._substitute, width=self.width
+            )
+        return self._views[key]
+
+    def run(
+        self,
+        x: Tensor,
+        start: int,
+        stop: int,
+        cache: SlotCache,
+        slots: Int[Tensor, "batch rows"],
+        positions: Int[Tensor, "batch rows"],
+        mask: Mask,
+    ) -> Float[Tensor, "batch rows width"]:
+        """Run rows through layers [start, stop) and return the residual stream, without the final norm.
+
+        x: token ids `(batch, rows)` when start is 0, else hidden states `(batch, rows, width)`. The rows'
+        keys and values go to `slots`; `mask` says which slots each row sees.
+        """
+        if start == stop > 0:
+            return x
+        cache.place(slots, mask.width)
+        return self.view(start, stop)(
+            **{"input_ids" if start == 0 else "inputs_embeds": x, self._cache_name: cache},
+            attention_mask=self.attention_mask(mask, start),
+            position_ids=positions,
+            use_cache=True,
+            return_dict=True,
+        ).last_hidden_state
+
+    def attention_mask(self, mask: Mask, start: int):
+        """A mask in the form that this model's forward takes."""
+        if self._by_type:
+            return {"full_attention": mask.full, "sliding_attention": mask.sliding}
+        return mask.sliding if self.slides[min(start, len(self.slides) - 1)] else mask.full
+
+    def mask(
+        self,
+        visible: Bool[Tensor, "batch rows slots"],
+        positions: Int[Tensor, "batch rows"],
+        slot_positions: Int[Tensor, "#batch slots"],
+    ) -> Mask:
+        """The masks of one run: `visible`, narrowed to the window (by positions) for layers that slide."""
+        full = sliding = None
+        if self._by_type or not all(self.slides):
+            full = self._as_attention_wants(visible)
+        if self._by_type or any(self.slides):
+            window = self.window or self.limit
+            sliding = self._as_attention_wants(visible & (positions[:, :, None] - slot_positions[:, None] < window))
+        return Mask(full, sliding)
+
+    def _as_attention_wants(self, visible: Tensor) -> Tensor:
+        if not self._additive:
+            return visible[:, None]
+        lowest = torch.finfo(self.dtype).min
+        return torch.zeros_like(visible, dtype=self.dtype).masked_fill_(~visible, lowest)[:, None]
+
+    def norm(self, hidden: Float[Tensor, "batch rows width"]) -> Float[Tensor, "batch rows out"]:
+        """What the head reads: the residual stream after the final norm (and output projection)."""
+        positions = torch.zeros(hidden.shape[:2], dtype=torch.long, device=hidden.device)
+        seen = torch.ones((*hidden.shape[:2], 1), dtype=torch.bool, device=hidden.device)
+        mask = self.mask(seen, positions, positions[:, :1])
+        return self.view(len(self._layers), len(self._layers), norm=True)(
+            inputs_embeds=hidden,
+            attention_mask=self.attention_mask(mask, 0),
+            position_ids=positions,
+            use_cache=False,
+            return_dict=True,
+        ).last_hidden_state
+
+    def logits(self, normed: Float[Tensor, "batch rows out"]) -> Float[Tensor, "batch rows vocab"]:
+        """The model's own head path, logit scales and soft-caps included, on `norm`'s output."""
+        return self._head(inputs_embeds=normed, use_cache=False, return_dict=True).logits
+
+    def head(self, hidden: Float[Tensor, "batch rows width"]) -> Float[Tensor, "batch rows vocab"]:
+        """Final norm, then logits: what the model would say if it ended at this depth."""
+        return self.logits(self.norm(hidden))
+
+

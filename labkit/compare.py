@@ -1,0 +1,118 @@
+"""Generations of several strategies side by side: the table, and whether the texts are the same."""
+
+import html
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from labkit.backbone import Backbone
+from labkit.trace import Generation
+
+NEAR_TIE = {torch.float64: 1e-9, torch.float32: 1e-3, torch.float16: 3e-2, torch.bfloat16: 0.25}
+"""Gap between the two largest logits below which a difference in greedy text is rounding, by dtype."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Where two greedy texts of one prompt part: row, index of the first differing new token, logit gap there."""
+
+    row: int
+    index: int
+    gap: float
+    near_tie: bool
+
+    def __str__(self) -> str:
+        kind = "near-tie" if self.near_tie else "DIFFERENT"
+        return f"{kind} at token {self.index} of row {self.row} (top-2 logit gap {self.gap:.2g})"
+
+
+@torch.inference_mode()
+def differences(backbone: Backbone, prompts: Sequence[Sequence[int]], ours: Sequence, theirs: Sequence) -> list[Difference]:
+    """Rows in which two lists of new tokens differ, with the target's top-2 gap at the first difference."""
+    found = []
+    for row, (prompt, a, b) in enumerate(zip(prompts, ours, theirs, strict=True)):
+        if list(a) == list(b):
+            continue
+        index = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+        ids = torch.tensor([[*prompt, *a[:index]]], device=backbone.device)
+        top = backbone.model(input_ids=ids, use_cache=False).logits[0, -1].double().topk(2).values
+        gap = (top[0] - top[1]).item()
+        found.append(Difference(row, index, gap, gap < NEAR_TIE.get(backbone.dtype, 0.25)))
+    return found
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One strategy over all prompts; speeds are ratios of sums, never means of ratios."""
+
+    name: str
+    tokens_per_second: float
+    speedup: float
+    tokens_per_round: float
+    acceptance_rate: float | None
+    alpha: float | None
+    same_text: str
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What `Lab.compare` returns: `entries` for the table, `generations[name]` (one a prompt), and `notes`."""
+
+    entries: list[Entry]
+    generations: Mapping[str, list[Generation]]
+    notes: list[str]
+
+    def cells(self) -> list[list[str]]:
+        """The table as text, heading first."""
+        heading = ["strategy", "tokens/s", "speed-up", "tokens/round", "acceptance rate", "same text"]
+        share = lambda value: "–" if value is None else f"{value:.2f}"  # noqa: E731
+        return [heading] + [
+            [e.name, f"{e.tokens_per_second:.1f}", f"{e.speedup:.2f}x", f"{e.tokens_per_round:.2f}",
+             share(e.acceptance_rate), e.same_text] for e in self.entries
+        ]  # fmt: skip
+
+    def __str__(self) -> str:
+        cells = self.cells()
+        widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))]
+        lines = [
+            "  ".join(cell.ljust(w) if i in (0, 5) else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True)))
+            for row in cells
+        ]
+        return "\n".join([lines[0].rstrip(), "-" * len(lines[0]), *(x.rstrip() for x in lines[1:]), *self.notes])
+
+    def _repr_html_(self) -> str:
+        cells = [[html.escape(cell) for cell in row] for row in self.cells()]
+        row = lambda tag, values: "<tr>" + "".join(f"<{tag}>{v}</{tag}>" for v in values) + "</tr>"  # noqa: E731
+        notes = "".join(f"<p>{html.escape(note)}</p>" for note in self.notes)
+        return f"<table>{row('th', cells[0])}{''.join(row('td', c) for c in cells[1:])}</table>{notes}"
+
+
+def tabulate(backbone: Backbone, generations: Mapping[str, list[Generation]], baseline: str, greedy: bool) -> Comparison:
+    """Compare the generations of the same prompts by several strategies with those of `baseline`."""
+    entries, notes = [], []
+    speed = lambda outs: sum(o.new_tokens for o in outs) / sum(o.seconds for o in outs)  # noqa: E731
+    for name, outs in generations.items():
+        same, ties, unlike = 0, 0, 0
+        for index, (out, plain) in enumerate(zip(outs, generations[baseline], strict=True)):
+            parted = [] if out.tokens == plain.tokens else differences(backbone, out.prompts, plain.tokens, out.tokens)
+            ties += any(parted) and all(d.near_tie for d in parted) and greedy
+            unlike += any(not d.near_tie or not greedy for d in parted)
+            same += not parted
+            notes += [f"{name}, prompt {index}: {d}" for d in parted if greedy]
+        text = "yes" if same == len(outs) else f"{same} of {len(outs)}" + (f", {ties} near-tie" if ties else "")
+        text += f", {unlike} DIFFERENT" if unlike and greedy and outs[0].lossless else ""
+        drafted, accepted = sum(o.drafted for o in outs), sum(o.accepted for o in outs)
+        judged = accepted + sum(o.rejections for o in outs)
+        entries.append(
+            Entry(
+                name=name,
+                tokens_per_second=speed(outs),
+                speedup=speed(outs) / speed(generations[baseline]),
+                tokens_per_round=sum(o.new_tokens for o in outs) / sum(o.row_rounds for o in outs),
+                acceptance_rate=accepted / drafted if drafted else None,
+                alpha=accepted / judged if judged else None,
+                same_text=text,
+            )
+        )
+    return Comparison(entries, generations, notes)

@@ -1,0 +1,132 @@
+"""The loop: draft, verify, accept, trim, commit. There is no other."""
+
+import itertools
+import struct
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from labkit.draft import Draft
+from labkit.noise import Noise
+from labkit.protocol import Acceptance, Context, Drafter, Verdict
+from labkit.session import Session
+from labkit.stopping import Stopping
+from labkit.warp import Warp
+
+PHASES = ("draft", "verify", "accept", "commit")
+
+
+@dataclass(frozen=True)
+class Round:
+    """What happened in one round, on the host. Every field but the last is a list with one entry a row.
+
+    tokens: committed ids, after trimming. drafted: proposed ids. q: the draft's probability of each drafted
+    token ([] if it has none). p: the target's. target: what the target itself says after the pending token and
+    after each drafted one (one more than drafted). accepted: how many drafted tokens stayed. rejected: whether
+    the target turned one down. parents: of the drafted nodes (-1 = the pending token). exit: the layer each
+    drafted token was read after ([] if not from the target). seconds: by phase, for the whole batch.
+    """
+
+    tokens: list[list[int]]
+    drafted: list[list[int]]
+    q: list[list[float]]
+    p: list[list[float]]
+    target: list[list[int]]
+    accepted: list[int]
+    rejected: list[bool]
+    parents: list[list[int]]
+    exit: list[list[int]]
+    seconds: dict[str, float]
+
+
+@torch.inference_mode()
+def decode(
+    session: Session, drafter: Drafter, acceptance: Acceptance, warp: Warp, noise: Noise, stop: Stopping
+) -> Iterator[Round]:
+    """Generate into `session` until `stop` is satisfied in every row, a round at a time.
+
+    Commit comes before yield, so that a consumer may walk away at any time.
+    """
+    state = drafter.begin(session)
+    for number in itertools.count():
+        if all(stop.done):
+            return
+        clock = [time.perf_counter()]
+        draft = drafter.propose(state, _context(session, acceptance, warp, noise, stop, number))
+        clock.append(time.perf_counter())
+        logits = session.verify(draft)
+        clock.append(time.perf_counter())
+        scores = warp(logits, session.tokens, stop.lengths, draft.tokens, draft)
+        verdict = acceptance(draft, scores, noise, session.n, number)
+        host = _Host(draft, verdict)
+        clock.append(time.perf_counter())
+        keep = stop.trim(host.blocks)
+        session.commit(verdict.tokens, verdict.path, keep)
+        clock.append(time.perf_counter())
+        yield host.round(keep, dict(zip(PHASES, map(float.__sub__, clock[1:], clock[:-1]), strict=True)))
+
+
+def _context(
+    session: Session, acceptance: Acceptance, warp: Warp, noise: Noise, stop: Stopping, number: int
+) -> Context:
+    n = session.n
+    return Context(
+        tokens=session.tokens,
+        n=n,
+        lengths=tuple(stop.lengths),
+        done=tuple(stop.done),
+        room=tuple(stop.room),
+        max_room=stop.max_room,
+        round=number,
+        warp=warp,
+        noise=lambda level, vocab: acceptance.draft_noise(noise, n, number, level, vocab),
+        keep_law=acceptance.keep_law,
+    )
+
+
+class _Host:
+    """A draft and its verdict, brought to the host in one copy."""
+
+    def __init__(self, draft: Draft, verdict: Verdict):
+        whole = [verdict.accepted[:, None], verdict.tokens, draft.tokens, draft.valid.long(), verdict.target]
+        whole += [verdict.path]
+        whole += [] if draft.is_chain else [draft.parents]
+        whole += [] if draft.exits is None else [draft.exits]
+        real = [verdict.p] + ([] if draft.q is None else [draft.q])
+        packet = torch.cat([*whole, *(x.double().view(torch.long) for x in real)], 1)
+        self.rows = []
+        for words in packet.tolist():
+            cells = iter(words)
+            take = lambda count, cells=cells: list(itertools.islice(cells, count))  # noqa: E731
+            row = {"accepted": take(1)[0], "tokens": take(draft.depth + 1), "drafted": take(draft.nodes)}
+            row["valid"], row["target"], row["path"] = take(draft.nodes), take(1 + draft.nodes), take(draft.depth)
+            row["parents"] = list(range(-1, draft.nodes - 1)) if draft.is_chain else take(draft.nodes)
+            row["exit"] = [] if draft.exits is None else take(draft.nodes)
+            row["p"] = _reals(take(1 + draft.nodes))
+            row["q"] = [] if draft.q is None else _reals(take(draft.nodes))
+            self.rows.append(row)
+        self.blocks = [row["tokens"][: row["accepted"] + 1] for row in self.rows]
+
+    def round(self, keep: Sequence[int], seconds: dict[str, float]) -> Round:
+        """The record; invalid nodes are left out, a finished row is empty."""
+        parts: dict[str, list] = {name: [] for name in Round.__dataclass_fields__ if name != "seconds"}
+        for row, block, kept in zip(self.rows, self.blocks, keep, strict=True):
+            nodes = [i for i, valid in enumerate(row["valid"]) if valid and kept]
+            place = {-1: -1, **{node: at for at, node in enumerate(nodes)}}
+            parts["tokens"].append(block[:kept])
+            parts["drafted"].append([row["drafted"][i] for i in nodes])
+            parts["q"].append([row["q"][i] for i in nodes if row["q"]])
+            parts["p"].append([row["p"][1 + i] for i in nodes])
+            parts["target"].append([row["target"][0], *(row["target"][1 + i] for i in nodes)] if kept else [])
+            parts["accepted"].append(min(row["accepted"], kept))
+            parts["parents"].append([place[row["parents"][i]] for i in nodes])
+            parts["exit"].append([row["exit"][i] for i in nodes if row["exit"]])
+            end = row["path"][row["accepted"] - 1] if row["accepted"] else -1
+            parts["rejected"].append(kept > row["accepted"] and any(row["parents"][i] == end for i in nodes))
+        return Round(seconds=seconds, **parts)
+
+
+def _reals(words: Sequence[int]) -> list[float]:
+    return list(struct.unpack(f"{len(words)}d", struct.pack(f"{len(words)}q", *words)))

@@ -1,0 +1,77 @@
+"""Drafting with another, smaller model of the same vocabulary."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from labkit.backbone import Backbone
+from labkit.draft import ChainBuffer, Draft
+from labkit.drafters.lookup import check_count
+from labkit.errors import LabkitError
+from labkit.protocol import Context, Drafter
+from labkit.session import Session
+
+
+@dataclass
+class _State:
+    own: Session
+    chain: ChainBuffer
+    seen: list[int]
+
+
+@dataclass(frozen=True)
+class DraftModel(Drafter):
+    """A chain of `max_draft` tokens from `model`: a transformers causal LM, a Backbone, or a Lab.
+
+    Greedy when decoding is greedy, sampled with the same warping when it samples. It keeps a session of its
+    own and re-feeds the last two committed tokens each round (more after rounds it sat out), so nothing has
+    to be rolled back. Source: Leviathan et al. 2211.17192, Chen et al. 2302.01318.
+    """
+
+    model: Any
+    max_draft: int = 4
+
+    def __post_init__(self):
+        check_count(self.max_draft, "max_draft", "DraftModel")
+        model = getattr(self.model, "backbone", self.model)
+        object.__setattr__(self, "model", model if isinstance(model, Backbone) else Backbone(model))
+
+    @property
+    def nodes(self) -> int:
+        """The draft length."""
+        return self.max_draft
+
+    def check(self, session: Session) -> None:
+        """The two vocabularies must be one."""
+        ours, target = self.model.vocab, session.backbone.vocab
+        if ours != target:
+            raise LabkitError(
+                f"the draft model has {ours} tokens and the target {target}; "
+                "a draft model must share the target's tokenizer: choose one of the same family"
+            )
+
+    def begin(self, session: Session) -> _State:
+        """Prefill the draft model's own session with the same prompts."""
+        own = Session(self.model, session.batch, session.capacity)
+        rows = session.tokens.tolist()
+        own.prefill([row[:n] for row, n in zip(rows, session.lengths, strict=True)])
+        return _State(own, ChainBuffer(session.tokens, self.max_draft), list(session.lengths))
+
+    def propose(self, state: _State, context: Context) -> Draft:
+        """Feed what it has not seen, then draw token by token."""
+        own, chain, count = state.own, state.chain, context.length(self.max_draft)
+        own.follow(context.n, context.lengths)
+        if count == 0:
+            return Draft.empty(context.tokens)
+        behind = 0 if context.alone else max(n - seen for n, seen in zip(context.lengths, state.seen, strict=True))
+        lag, state.seen = max(2, behind + 1), list(context.lengths)
+        at = context.n[:, None] + torch.arange(-lag, 0, device=context.n.device)
+        token, rows = context.tokens.gather(1, at.clamp_min(0)), own.chain(1 - lag, lag)
+        for level in range(count):
+            hidden = own.run(token, 0, self.model.depth, rows)
+            logits = self.model.head(hidden[:, -1:])[:, 0].to(context.n.device)
+            drawn = context.draw(logits, chain.tokens[:, :level])
+            chain.put(level, drawn.token, drawn.q, drawn.probs)
+            token, rows = drawn.token[:, None], own.chain(level + 1, 1)
+        return chain.draft(count)

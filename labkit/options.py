@@ -1,0 +1,114 @@
+"""What `generate` can be asked for: transformers' spellings, checked at the door."""
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from labkit.acceptance import Match
+from labkit.drafters import EarlyExit, Plain, PromptLookup
+from labkit.errors import LabkitError
+from labkit.protocol import Acceptance, Drafter
+
+MODEL_DEFAULT = "model's own"
+"""`eos_token_id`'s default: what the model's generation config (or tokenizer) says. None means no EOS."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """The arguments of `Lab.generate` besides prompt and drafter, with their defaults.
+
+    Greedy unless sampling is asked for, by `do_sample=True` or by a temperature above 0, `top_k`, `top_p`, `min_p`
+    or `typical_p`; sampling settings in the model's generation config are not taken over. `seed`: an int (row b
+    gets seed + b) or one for each row. `early_exit=E`: decode with the first E layers only (lossy).
+    `acceptance`: labkit.Match() (default) or labkit.Rejection(). The last four are transformers' spellings of
+    EarlyExit(assistant_early_exit, max_draft=num_assistant_tokens) and PromptLookup(max_matching_ngram_size,
+    max_draft=prompt_lookup_num_tokens).
+    """
+
+    max_new_tokens: int = 64
+    do_sample: bool | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    typical_p: float | None = None
+    repetition_penalty: float | None = None
+    no_repeat_ngram_size: int | None = None
+    bad_words_ids: list[list[int]] | None = None
+    min_new_tokens: int | None = None
+    seed: int | Sequence[int] = 0
+    acceptance: Acceptance | None = None
+    early_exit: int | None = None
+    eos_token_id: Any = MODEL_DEFAULT
+    stop_strings: str | list[str] | None = None
+    logits_processor: Any = None
+    stopping_criteria: Any = None
+    streamer: Any = None
+    attention_mask: Any = None
+    assistant_early_exit: int | None = None
+    num_assistant_tokens: int | None = None
+    prompt_lookup_num_tokens: int | None = None
+    max_matching_ngram_size: int | None = None
+
+    @classmethod
+    def of(cls, arguments: dict[str, Any]) -> "Options":
+        """Check the names, naming the nearest to an unknown one, and the combinations."""
+        known = [field.name for field in fields(cls)]
+        for name in arguments:
+            if name not in known:
+                near = difflib.get_close_matches(name, [*known, "drafter", "prompt"], 1, 0.0)[0]
+                raise LabkitError(f"generate has no argument {name!r}; the nearest is {near!r}. All: {', '.join(known)}")
+        options = cls(**arguments)
+        if options.do_sample is False and options.sampling_asked:
+            raise LabkitError(
+                f"do_sample=False contradicts {options.sampling_asked}; leave out one (temperature=0 is greedy)"
+            )
+        if options.do_sample and options.temperature == 0:
+            raise LabkitError("do_sample=True contradicts temperature=0; write a temperature above 0, or do_sample=False")
+        if options.acceptance is not None and not isinstance(options.acceptance, Acceptance):
+            raise LabkitError(f"acceptance={options.acceptance!r}; write labkit.Match() or labkit.Rejection()")
+        return options
+
+    @property
+    def sampling_asked(self) -> dict[str, Any]:
+        """The arguments that ask for sampling."""
+        names = ("temperature", "top_k", "top_p", "min_p", "typical_p")
+        return {name: value for name in names if (value := getattr(self, name)) not in (None, 0)}
+
+    @property
+    def sampling(self) -> bool:
+        """Whether tokens are drawn rather than chosen."""
+        return bool(self.do_sample) or (bool(self.sampling_asked) and self.temperature != 0)
+
+    @property
+    def rule(self) -> Acceptance:
+        """The acceptance rule."""
+        return self.acceptance or Match()
+
+    def drafter(self, given: Drafter | None) -> Drafter:
+        """The strategy asked for, in labkit's spelling or in transformers'."""
+        exit, lookup = self.assistant_early_exit, self.prompt_lookup_num_tokens
+        asked = [name for name, value in (("drafter", given), ("assistant_early_exit", exit),
+                                          ("prompt_lookup_num_tokens", lookup)) if value is not None]  # fmt: skip
+        if len(asked) > 1:
+            raise LabkitError(f"got {' and '.join(asked)}; ask for one strategy")
+        for name, value, needs in (("num_assistant_tokens", self.num_assistant_tokens, exit),
+                                   ("max_matching_ngram_size", self.max_matching_ngram_size, lookup)):  # fmt: skip
+            if value is not None and needs is None:
+                raise LabkitError(f"{name}={value} says nothing here; write drafter=labkit.EarlyExit(exit, max_draft=…), "
+                                  "or give assistant_early_exit / prompt_lookup_num_tokens too")  # fmt: skip
+        if exit is not None:
+            return EarlyExit(exit, max_draft=4 if self.num_assistant_tokens is None else self.num_assistant_tokens)
+        if lookup is not None:
+            ngram = 2 if self.max_matching_ngram_size is None else self.max_matching_ngram_size
+            return PromptLookup(ngram=ngram, max_draft=lookup)
+        if given is not None and not isinstance(given, Drafter):
+            raise LabkitError(f"drafter={given!r} is not a draft strategy; write for example labkit.EarlyExit(12)")
+        return given or Plain()
+
+    def record(self) -> dict[str, Any]:
+        """The settings as plain values, for the result."""
+        plain = (int, float, str, bool, list, tuple, type(None))
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value if isinstance(value, plain) else type(value).__name__ for name, value in values.items()}

@@ -1,0 +1,80 @@
+"""The forms in which a prompt may be given, brought to rows of token ids."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from labkit.errors import LabkitError
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """Rows of ids without padding, and whether the caller gave one prompt (not a list)."""
+
+    rows: list[list[int]]
+    single: bool
+
+
+def read_prompts(prompt: Any, attention_mask: Any, tokenizer: Any, vocab: int) -> Prompts:
+    """Text, chat messages, ids (list, tensor, or a tokenizer's output with its attention mask), or a list of these."""
+    if isinstance(prompt, Mapping) and "input_ids" in prompt:
+        attention_mask = prompt.get("attention_mask") if attention_mask is None else attention_mask
+        prompt = prompt["input_ids"]
+    if isinstance(prompt, torch.Tensor):
+        prompt = prompt.tolist()
+    if isinstance(attention_mask, torch.Tensor):
+        attention_mask = attention_mask.tolist()
+    single = _is_one(prompt)
+    given: list[Any] = [prompt] if single else list(prompt)
+    if not given:
+        raise LabkitError("got an empty list of prompts; give at least one prompt")
+    rows = [_ids(one, tokenizer) for one in given]
+    if attention_mask is not None:
+        masks = [attention_mask] if attention_mask and isinstance(attention_mask[0], int) else attention_mask
+        if [len(m) for m in masks] != [len(row) for row in rows]:
+            raise LabkitError(
+                f"attention_mask has rows of {[len(m) for m in masks]} entries and the prompts {[len(r) for r in rows]} "
+                "ids; give the mask that the tokenizer returned with these ids"
+            )
+        rows = [[token for token, real in zip(row, mask, strict=True) if real] for row, mask in zip(rows, masks, strict=True)]
+    for index, row in enumerate(rows):
+        if not row:
+            raise LabkitError(f"prompt {index} is empty; give at least one token (such as the tokenizer's bos token)")
+        if not (0 <= min(row) and max(row) < vocab):
+            raise LabkitError(f"prompt {index} has token id {max(row)}, but the model's vocabulary has {vocab} tokens")
+    return Prompts(rows, single)
+
+
+def _is_one(prompt: Any) -> bool:
+    if isinstance(prompt, str):
+        return True
+    if not isinstance(prompt, Sequence):
+        raise LabkitError(
+            f"got a prompt of type {type(prompt).__name__}; write text, a list of chat messages, token ids, or a list of these"
+        )
+    return len(prompt) > 0 and (_is_id(prompt[0]) or isinstance(prompt[0], Mapping))
+
+
+def _is_id(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _ids(prompt: Any, tokenizer: Any) -> list[int]:
+    if isinstance(prompt, torch.Tensor):
+        prompt = prompt.tolist()
+    if not isinstance(prompt, str) and isinstance(prompt, Sequence) and all(_is_id(token) for token in prompt):
+        return list(prompt)
+    if tokenizer is None:
+        raise LabkitError("a text prompt needs a tokenizer; give token ids, or labkit.Lab(model, tokenizer)")
+    if isinstance(prompt, str):
+        return list(tokenizer(prompt)["input_ids"])
+    if isinstance(prompt, Sequence) and all(isinstance(message, Mapping) for message in prompt):
+        if getattr(tokenizer, "chat_template", None) is None:
+            raise LabkitError("the tokenizer has no chat template; give the prompt as text")
+        return list(tokenizer.apply_chat_template(list(prompt), add_generation_prompt=True, return_dict=True)["input_ids"])
+    raise LabkitError(
+        f"got a prompt of type {type(prompt).__name__} holding {sorted({type(x).__name__ for x in prompt})}; "
+        "write text, chat messages ({'role': …, 'content': …}), or token ids"
+    )

@@ -1,0 +1,138 @@
+"""What a draft strategy must offer, what the loop gives it each round, and what acceptance returns."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from labkit.draft import Draft
+from labkit.noise import Noise
+from labkit.session import Session
+
+Warp = Callable[..., Tensor]
+"""`warp(scores (batch, rows, vocab), tokens, lengths, drafted, draft=None) -> (batch, rows, vocab)` float32
+scores after temperature, top-p, penalties; labkit.warp.Warp is the one implementation."""
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """One drafted token for every row: `token (batch,)`, its probability `q (batch,)`, and the law
+    `probs (batch, vocab)` if it was drawn and acceptance needs the law."""
+
+    token: Int[Tensor, "batch"]
+    q: Float[Tensor, "batch"]
+    probs: Float[Tensor, "batch vocab"] | None
+
+
+@dataclass(frozen=True)
+class Context:
+    """A round as a drafter sees it; built by the loop.
+
+    On the device: `tokens (batch, capacity + 1)` with `n (batch,)` of them committed. On the host, from the
+    last round's one copy: `lengths` (the same as n), `done`, `room` (new tokens still allowed), `max_room` (the
+    most room that an unfinished row has). `round` counts from 0.
+    `alone`: the drafter proposes every round and every verified draft was its own; a combinator clears it.
+    """
+
+    tokens: Int[Tensor, "batch slots"]
+    n: Int[Tensor, "batch"]
+    lengths: Sequence[int]
+    done: Sequence[bool]
+    room: Sequence[int]
+    max_room: int
+    round: int
+    warp: Warp
+    noise: Callable[[int, int], Tensor | None]
+    keep_law: bool = False
+    alone: bool = True
+
+    def length(self, most: int) -> int:
+        """The draft length for this round: `most`, or less near the end of the room."""
+        return max(0, min(most, self.max_room - 1))
+
+    def draw(self, logits: Float[Tensor, "batch vocab"], drafted: Int[Tensor, "batch level"]) -> Drawn:
+        """The drafter's next token after the chain `drafted`, from its own `logits`.
+
+        The logits are warped as the target's are. Greedy decoding chooses the best token; sampling draws
+        with the noise that the acceptance rule prescribes.
+        """
+        level = drafted.shape[1]
+        scores = self.warp(logits[:, None], self.tokens, self.lengths, drafted)[:, -1]
+        noise = self.noise(level, logits.shape[-1])
+        token = (scores if noise is None else scores + noise).argmax(-1)
+        probs = scores.softmax(-1)
+        q = probs.gather(1, token[:, None])[:, 0]
+        return Drawn(token, q, probs if self.keep_law and noise is not None else None)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the target made of a draft.
+
+    path (batch, depth): indices of the accepted nodes in order, -1 behind the last. accepted (batch,):
+    how many. tokens (batch, depth + 1): the accepted tokens, then the target's own token, then zeros.
+    target (batch, 1 + nodes): what the target itself says after the pending token and after each node
+    (its own draw; under `Rejection` its most probable token, except where the round ended, which has the
+    token drawn there). p (batch, 1 + nodes): the target's probability of each node's token at its parent
+    (column 1 + i for node i; column 0: of the target's own token where the round ended).
+    """
+
+    path: Int[Tensor, "batch depth"]
+    accepted: Int[Tensor, "batch"]
+    tokens: Int[Tensor, "batch depth1"]
+    target: Int[Tensor, "batch rows"]
+    p: Float[Tensor, "batch rows"]
+
+
+class Acceptance(ABC):
+    """A rule that decides, on the device and for all rows at once, which drafted tokens stay."""
+
+    lossless: bool
+    keep_law: bool
+    """Whether drafts must carry the law `probs` that their tokens were drawn from."""
+
+    @abstractmethod
+    def draft_noise(self, noise: Noise, n: Int[Tensor, "batch"], round: int, level: int, vocab: int) -> Tensor | None:
+        """Gumbel noise `(batch, vocab)` for a drafter's draw at `level`; None at zero temperature."""
+
+    @abstractmethod
+    def __call__(
+        self, draft: Draft, scores: Float[Tensor, "batch rows vocab"], noise: Noise, n: Int[Tensor, "batch"], round: int
+    ) -> Verdict:
+        """Judge a draft by the target's warped `scores`, row 0 those after the pending token."""
+
+
+class Drafter(ABC):
+    """A draft strategy: settings only (a frozen dataclass); its state is made by `begin` and passed around.
+
+    A drafter rewinds itself: it re-feeds whatever it has not seen, and holds nothing that a rejected
+    token could have spoiled. It never proposes deeper than `context.max_room - 1`.
+    """
+
+    taps: Sequence[int] = ()
+    """Depths at which the session must keep every committed token's state (see SlotCache)."""
+
+    @property
+    @abstractmethod
+    def nodes(self) -> int:
+        """The most nodes it proposes in a round."""
+
+    @property
+    def scratch(self) -> int:
+        """Slots that it uses above the pending one; capacity is allocated from this."""
+        return self.nodes
+
+    def check(self, session: Session) -> None:  # noqa: B027
+        """Raise LabkitError if this strategy cannot draft for the session's model."""
+
+    def begin(self, session: Session) -> Any:
+        """State for one generation; by default the session itself."""
+        return session
+
+    @abstractmethod
+    def propose(self, state: Any, context: Context) -> Draft:
+        """The draft for this round."""
+

@@ -1,0 +1,250 @@
+"""Views: shallow copies of a model's own modules that run a range of its layers, or its head alone.
+
+Nothing is re-implemented and the user's model is never changed: a view shares every weight with it and
+differs in its dict of children. What a view replaces is listed here, once, by the names transformers uses.
+"""
+
+import copy
+import functools
+import inspect
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.modeling_outputs import BaseModelOutputWithPast
+
+from labkit.errors import LabkitError
+
+LAYERS = ("layers", "h")
+FINAL = ("norm", "ln_f", "final_layer_norm", "final_layernorm", "project_out")
+POSITIONS = ("wpe", "embed_positions")
+EMBEDDING_SIDE = ("project_in", "embed_norm", "embedding_norm", "emb_norm", "word_embeddings_layernorm")
+
+
+class Same(nn.Module):
+    """The identity, whatever else it is handed."""
+
+    def forward(self, x, *args, **kwargs):
+        """Return the first argument."""
+        return x
+
+
+class NoPositions(nn.Module):
+    """Stands for learned positions above layer 0, where they have been added already."""
+
+    def __init__(self, width: int, dtype: torch.dtype):
+        super().__init__()
+        self.width, self.dtype = width, dtype
+
+    def forward(self, positions: Tensor, *args, position_ids: Tensor | None = None, **kwargs) -> Tensor:
+        """Zeros of one row a position, on the positions' device."""
+        at = positions if position_ids is None else position_ids
+        return torch.zeros((*at.shape, self.width), dtype=self.dtype, device=at.device)
+
+
+class GivenDecoder(nn.Module):
+    """Stands for the decoder under a head: returns the hidden state it is given, None for all else."""
+
+    @dataclass
+    class Output(BaseModelOutputWithPast):
+        """Any output that a head might read is absent."""
+
+        def __getattr__(self, name):
+            if name.startswith("__"):
+                raise AttributeError(name)
+            return None
+
+    @property
+    def decoder(self) -> "GivenDecoder":
+        """Some heads reach for a decoder inside the base model."""
+        return self
+
+    def forward(self, *args, inputs_embeds: Tensor, **kwargs) -> "GivenDecoder.Output":
+        """Hand `inputs_embeds` through."""
+        return self.Output(last_hidden_state=inputs_embeds)
+
+
+def bare(module: nn.Module) -> nn.Module:
+    """A shallow copy with its own dict of children, free of what patched this one instance.
+
+    Hooks, compiled calls and replaced forwards belong to the original and would run it as a whole.
+    """
+    module = getattr(module, "_orig_mod", module)
+    view = copy.copy(module)
+    view.__dict__["_modules"] = dict(module._modules)
+    for patched in ("forward", "_old_forward", "_hf_hook", "_compiled_call_impl"):
+        view.__dict__.pop(patched, None)
+    return view
+
+
+def find_decoder(model: PreTrainedModel) -> tuple[list[str], nn.Module]:
+    """The path from a causal LM to the module that holds its decoder layers, and that module."""
+    path, module = [model.base_model_prefix], getattr(model, model.base_model_prefix, None)
+    while module is not None:
+        module = getattr(module, "_orig_mod", module)
+        if child(module, LAYERS):
+            return path, module
+        path, module = [*path, "decoder"], module._modules.get("decoder")
+    raise LabkitError(
+        f"{type(model).__name__} has no list of decoder layers that labkit knows ({' or '.join(LAYERS)}); "
+        "labkit needs a decoder-only causal LM such as AutoModelForCausalLM returns"
+    )
+
+
+def child(module: nn.Module, names: tuple[str, ...]) -> str | None:
+    """The first of `names` that is a child of the module."""
+    return next((name for name in names if module._modules.get(name) is not None), None)
+
+
+def layer_range(decoder: nn.Module, start: int, stop: int, *, norm: bool, substitute: Callable, width: int) -> nn.Module:
+    """The decoder's own forward over layers [start, stop), with the final norm only if `norm`.
+
+    `substitute(index, layer) -> layer` may replace a layer; input-side work is left to start == 0.
+    """
+    view = bare(decoder)
+    name = child(decoder, LAYERS)
+    layers = decoder._modules[name]
+    view._modules[name] = nn.ModuleList([substitute(i, layers[i]) for i in range(start, stop)])
+    view.__dict__["config"] = config = copy.copy(decoder.config)
+    config.num_hidden_layers = stop - start
+    if getattr(config, "layer_types", None) is not None:
+        config.layer_types = list(config.layer_types[start:stop])
+    absent = [] if norm else list(FINAL)
+    if start > 0 or norm:
+        absent += EMBEDDING_SIDE
+        dtype = next(decoder.parameters()).dtype
+        for position in POSITIONS:
+            if view._modules.get(position) is not None:
+                view._modules[position] = NoPositions(width, dtype)
+        if "embedding_multiplier" in view.__dict__:
+            view.__dict__["embedding_multiplier"] = 1.0
+    for gone in absent:
+        if view._modules.get(gone) is not None:
+            view._modules[gone] = Same()
+    return view.eval()
+
+
+def with_attention(layer: nn.Module, implementation: str) -> nn.Module:
+    """A layer whose attention modules call another registered attention function."""
+    name = attention_of(layer)
+    module = layer._modules[name]
+    if not takes_attention_function(type(module)):
+        return layer
+    view, attention = bare(layer), bare(module)
+    attention.__dict__["config"] = copy.copy(module.config)
+    attention.config._attn_implementation = implementation
+    rehook(module, attention)
+    view._modules[name] = attention
+    rehook(layer, view)
+    return view
+
+
+def rehook(original: nn.Module, view: nn.Module) -> None:
+    """Give a view of a dispatched layer the hook that moves its inputs to its device."""
+    hook = getattr(original, "_hf_hook", None)
+    if hook is not None:
+        from accelerate.hooks import add_hook_to_module
+
+        add_hook_to_module(view, copy.copy(hook))
+
+
+def head_of(model: PreTrainedModel) -> nn.Module:
+    """The causal LM's own head path (scales, soft-caps) over a decoder that returns what it is given."""
+    view = bare(model)
+    view._modules[model.base_model_prefix] = GivenDecoder()
+    return view.eval()
+
+
+PACKED = "labkit_packed_gqa"
+PACK_AT_MOST = 64
+"""Rows up to which queries are folded; a longer prefill block expands keys and values as usual."""
+
+
+def packed_attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask, **kwargs):
+    """sdpa with the query group folded into the rows, so that K and V need no expansion.
+
+    query (batch, heads, rows, dim), key and value (batch, kv_heads, width, dim). Bit-equal to expanding.
+    """
+    batch, heads, rows, dim = query.shape
+    group = heads // key.shape[1]
+    if group == 1 or rows == 1 or rows > PACK_AT_MOST or attention_mask is None:
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
+    folded = query.reshape(batch, key.shape[1], group * rows, dim)
+    mask = attention_mask.expand(batch, 1, rows, -1).repeat(1, 1, group, 1)
+    ungrouped = _Ungrouped()
+    out, weights = sdpa_attention_forward(ungrouped, folded, key, value, mask, **kwargs)
+    return out.transpose(1, 2).reshape(batch, heads, rows, -1).transpose(1, 2).contiguous(), weights
+
+
+class _Ungrouped:
+    """Tells transformers' sdpa that keys and values already have one head per query head."""
+
+    num_key_value_groups = 1
+    is_causal = True
+
+
+AttentionInterface.register(PACKED, packed_attention)
+
+
+@functools.cache
+def takes_attention_function(attention_class: type) -> bool:
+    """Whether a class of attention module calls the function registered under its config's name."""
+    return "ALL_ATTENTION_FUNCTIONS" in inspect.unwrap(attention_class.forward).__code__.co_names
+
+
+def attention_of(layer: nn.Module) -> str:
+    """The name of a decoder layer's attention module."""
+    found = [name for name, module in layer._modules.items() if module is not None and hasattr(module, "layer_idx")]
+    named = [name for name in ("self_attn", "attn", "attention", "self_attention") if name in layer._modules]
+    if not (found or named):
+        raise LabkitError(f"{type(layer).__name__} has no attention module that labkit can find")
+    return (found or named)[0]
+
+
+class Zeros(nn.Module):
+    """Stands for a skipped sub-layer: adds nothing to the residual stream."""
+
+    def __init__(self, outputs: int):
+        super().__init__()
+        self.outputs = outputs
+
+    def forward(self, hidden_states: Tensor, *args, **kwargs):
+        """Zeros like the input; a tuple padded with None where the sub-layer returns several things."""
+        nothing = torch.zeros_like(hidden_states)
+        return nothing if self.outputs == 1 else (nothing, *[None] * (self.outputs - 1))
+
+
+class ZeroRow(Zeros):
+    """Zeros of another width, for a projection inside an inlined MLP (opt's fc2)."""
+
+    def __init__(self, width: int):
+        super().__init__(1)
+        self.width = width
+
+    def forward(self, hidden_states: Tensor, *args, **kwargs):
+        """Zeros of the residual stream's width."""
+        return hidden_states.new_zeros((*hidden_states.shape[:-1], self.width))
+
+
+def without(layer: nn.Module, *, attention: bool = False, mlp: bool = False) -> nn.Module:
+    """The layer with its attention or its MLP skipped: its residual stream passes that sub-layer unchanged."""
+    view = bare(layer)
+    source = inspect.getsource(inspect.unwrap(type(layer).forward))
+    names = [attention_of(layer)] if attention else []
+    if mlp:
+        found = child(layer, ("mlp", "block_sparse_moe", "feed_forward", "fc2"))
+        if found is None:
+            raise LabkitError(f"{type(layer).__name__} has no MLP that labkit can find; skip its attention only")
+        names.append(found)
+    for name in names:
+        if name == "fc2":
+            view._modules[name] = ZeroRow(layer._modules[name].out_features)
+        else:
+            call = re.search(rf"([\w, ]+?) = self\.{name}\(", source)
+            view._modules[name] = Zeros(1 if call is None else call[1].count(",") + 1)
+    rehook(layer, view)
+    return view

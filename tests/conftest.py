@@ -1,0 +1,47 @@
+"""Shapes are checked at run time in the tests; the real model and the browser are asked for by markers."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+from jaxtyping import install_import_hook  # noqa: E402
+
+install_import_hook("labkit", "beartype.beartype")
+torch.set_num_threads(2)
+
+
+def missing(marker: str) -> str | None:
+    """Why a test with this marker cannot run here, or None."""
+    if marker == "smollm2":
+        from labkit.loading import cache_folder
+
+        folder = cache_folder() / "smollm2-135m"
+        return None if folder.exists() else f"SmolLM2-135M is not in {folder.parent}: run `labkit fetch smollm2-135m`"
+    if marker == "browser":
+        return None if Path("/usr/bin/chromium").exists() else "chromium is not installed"
+    return None if torch.cuda.is_available() else "no CUDA device"
+
+
+def pytest_collection_modifyitems(items):
+    """Skip with a reason, unless LABKIT_REQUIRE names the marker: then the test runs, and fails."""
+    required = set(filter(None, os.environ.get("LABKIT_REQUIRE", "").split(",")))
+    for marker in ("smollm2", "browser", "gpu"):
+        reason = None if marker in required else missing(marker)
+        if reason:
+            for item in items:
+                if item.get_closest_marker(marker):
+                    item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture(scope="session")
+def smollm2():
+    """The real model, float32 on the CPU."""
+    import labkit
+
+    return labkit.load("smollm2-135m", device="cpu")

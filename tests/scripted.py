@@ -1,0 +1,137 @@
+"""Drafters whose guesses are known beforehand, a reference decoder, and the cache invariant."""
+
+import itertools
+from dataclasses import dataclass
+
+import torch
+
+from labkit.draft import Draft
+from labkit.protocol import Context, Drafter
+
+
+@torch.inference_mode()
+def reference(model, prompt, count):
+    """Greedy decoding by a full forward for every token: no cache, no labkit."""
+    ids = list(prompt)
+    for _ in range(count):
+        logits = model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1]
+        ids.append(int(logits.float().argmax()))
+    return ids[len(prompt) :]
+
+
+@torch.inference_mode()
+def assert_invariant(session, tolerance=1e-9):
+    """Slots 0 .. n-2 of every layer and tap hold what a plain forward over the committed tokens writes."""
+    from transformers import DynamicCache
+
+    backbone = session.backbone
+    for row, n in enumerate(session.n.tolist()):
+        assert n == session.lengths[row]
+        if n < 2:
+            continue
+        ids = session.tokens[row : row + 1, : n - 1]
+        cache = DynamicCache()
+        out = backbone.model(input_ids=ids, use_cache=True, output_hidden_states=True, **{backbone._cache_name: cache})
+        for index in range(backbone.depth):
+            ours, theirs = session.cache.layers[index], cache.layers[index]
+            for a, b in ((ours.keys, theirs.keys), (ours.values, theirs.values)):
+                torch.testing.assert_close(a[row, :, : n - 1], b[0], atol=tolerance, rtol=tolerance)
+        for depth, tap in session.cache.taps.items():
+            want = out.hidden_states[depth][0]
+            torch.testing.assert_close(tap[row, : n - 1], want, atol=tolerance, rtol=tolerance)
+
+
+@dataclass(frozen=True)
+class Replay(Drafter):
+    """Proposes each row's known continuation, `length` tokens, wrong from place `wrong[round % len]` on."""
+
+    prompts: list
+    texts: list
+    length: int = 4
+    wrong: tuple = (99,)
+    taps: tuple = ()
+
+    @property
+    def nodes(self):
+        return self.length
+
+    def propose(self, state, context: Context) -> Draft:
+        count = context.length(self.length)
+        rows = []
+        for row, n in enumerate(context.lengths):
+            at = n - len(self.prompts[row])
+            guess = (list(self.texts[row]) + [0] * count)[at : at + count]
+            place = self.wrong[context.round % len(self.wrong)]
+            rows.append([t if i < place else (t + 1) % 61 for i, t in enumerate(guess)])
+        tokens = torch.tensor(rows, dtype=torch.long, device=context.n.device).view(len(rows), count)
+        return Draft.chain(tokens)
+
+
+@dataclass(frozen=True)
+class RandomTree(Drafter):
+    """A random tree in each row: true continuations hidden among wrong tokens, some nodes invalid."""
+
+    prompts: list
+    texts: list
+    size: int = 7
+    seed: int = 0
+    vocab: int = 61
+    taps: tuple = ()
+
+    @property
+    def nodes(self):
+        return self.size
+
+    def propose(self, state, context: Context) -> Draft:
+        generator = torch.Generator(device="cpu").manual_seed(self.seed * 1000 + context.round)
+        number = lambda below: int(torch.randint(below, (), generator=generator, device="cpu"))  # noqa: E731
+        if context.max_room <= 1:
+            return Draft.empty(context.tokens)
+        tokens, parents, valid, deepest = [], [], [], 1
+        for row, n in enumerate(context.lengths):
+            level, true, row_tokens, row_parents, row_valid = {-1: -1}, {-1: True}, [], [], []
+            for node in range(self.size):
+                parent = max((number(node + 1) - 1 for _ in range(2)))
+                if level[parent] + 2 >= context.max_room:
+                    parent = -1
+                level[node] = level[parent] + 1
+                at = n - len(self.prompts[row]) + level[node]
+                right = true[parent] and number(3) > 0 and at < len(self.texts[row])
+                token = self.texts[row][at] if right else number(self.vocab)
+                true[node] = true[parent] and at < len(self.texts[row]) and token == self.texts[row][at]
+                row_tokens.append(token)
+                row_parents.append(parent)
+                row_valid.append((parent < 0 or row_valid[parent]) and number(8) > 0)
+                deepest = max(deepest, level[node] + 1)
+            tokens.append(row_tokens)
+            parents.append(row_parents)
+            valid.append(row_valid)
+        device = context.n.device
+        tokens = torch.tensor(tokens, device=device)
+        return Draft(
+            tokens=tokens,
+            parents=torch.tensor(parents, device=device),
+            valid=torch.tensor(valid, device=device),
+            drawn=torch.zeros_like(tokens, dtype=torch.bool),
+            depth=deepest,
+            is_chain=False,
+        )
+
+
+def watched(lab, prompt, drafter, tolerance=1e-9, **options):
+    """Generate, asserting the invariant after every round."""
+    from labkit.lab import _Run
+
+    run = _Run(lab, prompt, drafter, options)
+    rounds = []
+    for happened in run.rounds():
+        assert_invariant(run.session, tolerance)
+        rounds.append(happened)
+    return run.result(rounds)
+
+
+def accepted_lengths(length):
+    """Every accepted length 0 .. length, in an order that meets each after each."""
+    return tuple(itertools.chain.from_iterable(itertools.permutations(range(length + 1), 2)))
+
+

@@ -1,0 +1,107 @@
+"""Every strategy, on every family: the text of plain decoding, token by token, and the cache invariant."""
+
+import families
+import pytest
+import torch
+from scripted import RandomTree, Replay, accepted_lengths, reference, watched
+
+import labkit
+from labkit.drafters import DraftModel, EarlyExit, Plain, PromptLookup
+
+PROMPTS = [[3, 14, 15, 9, 26, 5, 35], [8], [58, 9, 7, 9, 3, 2, 3, 8, 4, 6, 2, 6]]
+COUNT = 15
+
+STRATEGIES = {
+    "Plain": lambda model, texts: Plain(),
+    "PromptLookup": lambda model, texts: PromptLookup(ngram=2, max_draft=3),
+    "DraftModel": lambda model, texts: DraftModel(families.tiny("llama", seed=9, layers=2), max_draft=3),
+    "DraftModel (itself)": lambda model, texts: DraftModel(model, max_draft=3),
+    "EarlyExit": lambda model, texts: EarlyExit(2, max_draft=3),
+    "EarlyExit (first layer)": lambda model, texts: EarlyExit(1, max_draft=6),
+    "EarlyExit (all layers)": lambda model, texts: EarlyExit(4, max_draft=3),
+    "EarlyExit (share=False)": lambda model, texts: EarlyExit(2, max_draft=3, share=False),
+    "chain, sometimes right": lambda model, texts: Replay(PROMPTS, texts, 4, accepted_lengths(4)),
+    "chain, never right": lambda model, texts: Replay(PROMPTS, texts, 3, (0,)),
+    "chain, always right": lambda model, texts: Replay(PROMPTS, texts, 3, (99,)),
+    "chain, states kept": lambda model, texts: Replay(PROMPTS, texts, 3, (1, 3, 0), taps=(2, -1)),
+    "random trees": lambda model, texts: RandomTree(PROMPTS, texts, taps=(1, -1)),
+}
+EVERY_FAMILY = ["Plain", "EarlyExit", "random trees", "chain, sometimes right"]
+WHOLE = ["llama", "gemma3", "gpt2"]
+CASES = [(f, s) for f in families.FAMILIES for s in STRATEGIES if f in WHOLE or s in EVERY_FAMILY]
+_labs: dict = {}
+
+
+def lab_of(family):
+    """A tiny float64 model of the family, with its greedy texts by full forwards."""
+    if family not in _labs:
+        model = families.tiny(family)
+        _labs[family] = labkit.Lab(model), [reference(model, prompt, COUNT) for prompt in PROMPTS]
+    return _labs[family]
+
+
+@pytest.mark.parametrize(("family", "strategy"), CASES, ids=lambda value: str(value))
+def test_text_and_cache(family, strategy):
+    lab, texts = lab_of(family)
+    tolerance = families.tolerance(family)
+    drafter = STRATEGIES[strategy](lab.model, texts)
+    out = watched(lab, PROMPTS, drafter, tolerance, max_new_tokens=COUNT)
+    assert out.tokens == texts
+    alone = lab.generate(PROMPTS[0], STRATEGIES[strategy](lab.model, texts), max_new_tokens=COUNT)
+    assert alone.tokens == texts[:1]
+    if strategy in ("EarlyExit (all layers)", "DraftModel (itself)", "chain, always right"):
+        assert out.acceptance_rate == 1.0 and out.rejections == 0
+    if strategy == "chain, never right":
+        assert out.acceptance_rate == 0 and out.tokens_per_round == 1
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("room", [1, 2, 3, 4, 5, 6])
+def test_exact_room(strategy, room):
+    lab, texts = lab_of("llama")
+    out = lab.generate(PROMPTS, STRATEGIES[strategy](lab.model, texts), max_new_tokens=room)
+    assert out.tokens == [text[:room] for text in texts]
+    assert out.reasons == ["length"] * 3
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_drafter_invariant_sampling(strategy):
+    """A prompt with its seed has one text, whatever the drafter, draft length and batch."""
+    lab, _ = lab_of("gemma3")
+    options = dict(max_new_tokens=COUNT, temperature=0.9, top_p=0.95)
+    plain = lab.generate(PROMPTS, seed=[5, 6, 7], **options)
+    drafter = STRATEGIES[strategy](lab.model, plain.tokens)
+    out = watched(lab, PROMPTS, drafter, families.tolerance("gemma3"), seed=[5, 6, 7], **options)
+    assert out.tokens == plain.tokens
+    if "chain" not in strategy and "trees" not in strategy:
+        assert lab.generate(PROMPTS[2], drafter, seed=7, **options).tokens == plain.tokens[2:]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_consumer_walks_away(strategy):
+    lab, texts = lab_of("llama")
+    stream = lab.stream(PROMPTS[0], STRATEGIES[strategy](lab.model, texts), max_new_tokens=COUNT)
+    assert [next(stream).id for _ in range(3)] == texts[0][:3]
+    stream.close()
+    assert torch.is_inference_mode_enabled() is False
+    assert lab.generate(PROMPTS, max_new_tokens=COUNT).tokens == texts
+
+
+@pytest.mark.parametrize("family", list(families.FAMILIES))
+def test_static_early_exit_is_the_cut_model(family):
+    """Decoding with the first E layers equals the same model with the rest physically removed."""
+    lab, _ = lab_of(family)
+    exit = 2
+    cut = families.tiny(family)
+    path, decoder = labkit.views.find_decoder(cut)
+    layers = labkit.views.child(decoder, labkit.views.LAYERS)
+    decoder._modules[layers] = torch.nn.ModuleList(list(decoder._modules[layers])[:exit])
+    decoder.config.num_hidden_layers = exit
+    if getattr(decoder.config, "layer_types", None):
+        decoder.config.layer_types = decoder.config.layer_types[:exit]
+    want = [reference(cut, prompt, COUNT) for prompt in PROMPTS]
+    plain = lab.generate(PROMPTS, early_exit=exit, max_new_tokens=COUNT)
+    assert plain.tokens == want and plain.lossless is False
+    drafted = lab.generate(PROMPTS, EarlyExit(1, max_draft=3), early_exit=exit, max_new_tokens=COUNT)
+    assert drafted.tokens == want
+    assert lab.model.config.get_text_config().num_hidden_layers == 4
