@@ -5,6 +5,7 @@ import struct
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -41,31 +42,46 @@ class Round:
     seconds: dict[str, float]
 
 
-@torch.inference_mode()
 def decode(
     session: Session, drafter: Drafter, acceptance: Acceptance, warp: Warp, noise: Noise, stop: Stopping
 ) -> Iterator[Round]:
     """Generate into `session` until `stop` is satisfied in every row, a round at a time.
 
-    Commit comes before yield, so that a consumer may walk away at any time.
+    Each round is committed before it is yielded, so that a consumer may walk away at any time.
     """
-    state = drafter.begin(session)
+    with torch.inference_mode():
+        state = drafter.begin(session)
     for number in itertools.count():
         if all(stop.done):
             return
-        clock = [time.perf_counter()]
-        draft = drafter.propose(state, _context(session, acceptance, warp, noise, stop, number))
-        clock.append(time.perf_counter())
-        logits = session.verify(draft)
-        clock.append(time.perf_counter())
-        scores = warp(logits, session.tokens, stop.lengths, draft.tokens, draft)
-        verdict = acceptance(draft, scores, noise, session.n, number)
-        host = _Host(draft, verdict)
-        clock.append(time.perf_counter())
-        keep = stop.trim(host.blocks)
-        session.commit(verdict.tokens, verdict.path, keep)
-        clock.append(time.perf_counter())
-        yield host.round(keep, dict(zip(PHASES, map(float.__sub__, clock[1:], clock[:-1]), strict=True)))
+        yield play_round(session, drafter, state, acceptance, warp, noise, stop, number)
+
+
+@torch.inference_mode()
+def play_round(
+    session: Session,
+    drafter: Drafter,
+    state: Any,
+    acceptance: Acceptance,
+    warp: Warp,
+    noise: Noise,
+    stop: Stopping,
+    number: int,
+) -> Round:
+    """One round, whole."""
+    clock = [time.perf_counter()]
+    draft = drafter.propose(state, _context(session, acceptance, warp, noise, stop, number))
+    clock.append(time.perf_counter())
+    logits = session.verify(draft)
+    clock.append(time.perf_counter())
+    scores = warp(logits, session.tokens, stop.lengths, draft.tokens, draft)
+    verdict = acceptance(draft, scores, noise, session.n, number)
+    host = _Host(draft, verdict)
+    clock.append(time.perf_counter())
+    keep = stop.trim(host.blocks)
+    session.commit(verdict.tokens, verdict.path, keep)
+    clock.append(time.perf_counter())
+    return host.round(keep, dict(zip(PHASES, map(float.__sub__, clock[1:], clock[:-1]), strict=True)))
 
 
 def _context(

@@ -47,7 +47,7 @@ class Stopping:
 
         If a criterion raises, nothing has changed for any row.
         """
-        ends = [self._end(row, block) for row, block in enumerate(blocks)]
+        ends = [self._end(row, block) for row, block in zip(range(len(self.done)), blocks, strict=True)]
         for row, (block, (keep, reason)) in enumerate(zip(blocks, ends, strict=True)):
             self.output[row] += block[:keep]
             self.lengths[row] += keep
@@ -112,4 +112,4 @@ def stop_string_criteria(tokenizer: Any, stop_strings: Any) -> StoppingCriteria:
         with torch.device("cpu"):  # the criterion makes its tables on the default device
             return StopStringCriteria(tokenizer, strings)
     except ValueError as error:
-        raise LabkitError(f"got stop_strings={stop_strings!r}, which the tokenizer cannot write: {error}") from error
+        raise LabkitError(f"got stop_strings={stop_strings!r}, which this tokenizer does not fit: {error}") from error

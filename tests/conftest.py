@@ -13,7 +13,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 from jaxtyping import install_import_hook  # noqa: E402
 
 install_import_hook("labkit", "beartype.beartype")
-torch.set_num_threads(2)
+torch.set_num_threads(1)
 
 
 def missing(marker: str) -> str | None:

@@ -281,7 +281,7 @@ def same(one: Verdict, other: Verdict, at: slice = slice(None)) -> bool:
 
 flag, size = st.booleans(), st.integers(0, 8)
 drafts = given(seed=st.integers(0, 2**32), nodes=size, vocab=st.integers(2, 6), chain=flag, silent=flag)
-steady = settings(max_examples=80, deadline=None, derandomize=True)
+steady = settings(max_examples=80, deadline=None, derandomize=True, database=None)
 
 
 @drafts
@@ -339,7 +339,7 @@ def test_a_row_is_judged_alone(rule):
 
 # -- the law of the real thing, by counting -----------------------------------------------------------------
 
-ROWS = 60_000
+ROWS = 50_000
 
 
 def misfit(tokens: Tensor, law: Tensor) -> float:
@@ -445,8 +445,7 @@ def test_match_gives_one_text_for_every_drafter(models, silent):
     noise = Noise.of(7, 40, silent=silent, device=CPU)
     plain = generate(Match(), MODELS[models], [], noise, 12)
     for name, tree in {**TREES, **LIARS}.items():
-        for ragged in (False, True):
-            assert generate(Match(), MODELS[models], tree, noise, 12, ragged).equal(plain), name
+        assert generate(Match(), MODELS[models], tree, noise, 12, ragged=True).equal(plain), name
     alone = generate(Match(), MODELS[models], TREES["binary tree"], Noise.of(7 + 33, 1, silent=silent, device=CPU), 12)
     assert alone.equal(plain[33:34])
 
@@ -482,7 +481,8 @@ def test_shared_noise_agrees_often():
             rate[rule] = Match()(draft, scores, noise, n, 0).accepted.double().mean().item()
         assert rate[Match()] > least - slack
         assert abs(rate[Rejection()] - (p * q).sum().item()) < slack
-        assert rate[Match()] > rate[Rejection()] + 2 * slack
+        if name != "both cut":  # there the bound lies below the p·q of unshared noise, and tells nothing
+            assert rate[Rejection()] < least - slack
     assert rate[Match()] == least == 1 and rate[Rejection()] < 0.9, "the two models were the same"
 
 
@@ -556,6 +556,17 @@ def test_equal_laws_are_always_accepted():
         draft = Draft.chain(token[:, None], drawn=True, probs=scores[:, :1].softmax(-1))
         verdict = Rejection()(draft, scores, noise, n, 0)
         assert verdict.accepted.eq(1).all() and verdict.p.isfinite().all()
+
+
+def test_a_residual_without_mass():
+    """If a rejection leaves nothing of p (here q is 1.5 p: a rounding, magnified), p itself is drawn."""
+    scores = table(1)[0].expand(ROWS, 2, VOCAB)
+    law, token = scores[0, 0].double().softmax(-1), torch.full((ROWS, 1), 2)
+    draft = Draft.chain(token, drawn=True, probs=1.5 * scores[:, :1].softmax(-1))
+    verdict = Rejection()(draft, scores, Noise(torch.arange(ROWS), False), torch.ones_like(token[:, 0]), 0)
+    rejected = verdict.tokens[verdict.accepted == 0, 0]
+    assert abs(len(rejected) / ROWS - 1 / 3) < 0.01
+    assert chi_square(rejected.bincount(minlength=VOCAB), len(rejected) * law) < bound(VOCAB - 1)
 
 
 @pytest.mark.parametrize("silent", [True, False], ids=["greedy", "sampling"])
