@@ -94,7 +94,7 @@ def eos_ids(value: Any) -> frozenset[int]:
     if value is None:
         return frozenset()
     ids = value.flatten().tolist() if isinstance(value, Tensor) else value
-    ids = ids if isinstance(ids, Collection) and not isinstance(ids, str) else [ids]
+    ids: list[Any] = list(ids) if isinstance(ids, Collection) and not isinstance(ids, str) else [ids]
     if not all(isinstance(i, int) and not isinstance(i, bool) for i in ids):
         raise LabkitError(f"got end tokens {value!r}; needed are token ids; write an int, a list of ints or None")
     return frozenset(ids)
@@ -103,7 +103,7 @@ def eos_ids(value: Any) -> frozenset[int]:
 def stop_string_criteria(tokenizer: Any, stop_strings: Any) -> StoppingCriteria:
     """Stops behind the token that completes one of `stop_strings`, wherever in the tokens they begin and end."""
     several = isinstance(stop_strings, Collection) and not isinstance(stop_strings, str)
-    strings = list(stop_strings) if several else [stop_strings]
+    strings: list[Any] = list(stop_strings) if several else [stop_strings]
     if not strings or not all(isinstance(string, str) and string for string in strings):
         raise LabkitError(f"got stop_strings={stop_strings!r}; needed are strings of a character or more; write None")
     if tokenizer is None:

@@ -10,6 +10,7 @@ import inspect
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -51,7 +52,9 @@ class GivenDecoder(nn.Module):
 
     @dataclass
     class Output(BaseModelOutputWithPast):
-        """Any output that a head might read is absent."""
+        """Any other output that a head might read is absent."""
+
+        last_hidden_state: Any = None
 
         def __getattr__(self, name):
             if name.startswith("__"):
