@@ -142,9 +142,10 @@ class ChainBuffer:
                 self.probs = probs.new_zeros((*self.tokens.shape, probs.shape[-1]))
             self.probs[:, level] = probs
 
-    def draft(self, count: int, exits: Int[Tensor, "batch nodes"] | None = None, partial: Partial | None = None) -> Draft:
+    def draft(
+        self, count: int, exits: Int[Tensor, "batch nodes"] | None = None, partial: Partial | None = None
+    ) -> Draft:
         """The first `count` tokens as a draft."""
         probs = None if self.probs is None else self.probs[:, :count]
-        return Draft.chain(
-            self.tokens[:, :count], drawn=probs is not None, probs=probs, q=self.q[:, :count], exits=exits, partial=partial
-        )
+        tokens, q = self.tokens[:, :count], self.q[:, :count]
+        return Draft.chain(tokens, drawn=probs is not None, probs=probs, q=q, exits=exits, partial=partial)

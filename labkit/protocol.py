@@ -13,14 +13,16 @@ from labkit.noise import Noise
 from labkit.session import Session
 
 Warp = Callable[..., Tensor]
-"""`warp(scores (batch, rows, vocab), tokens, lengths, drafted, draft=None) -> (batch, rows, vocab)` float32
-scores after temperature, top-p, penalties; labkit.warp.Warp is the one implementation."""
+"""`warp(scores (batch, rows, vocab), tokens, lengths, drafted, draft=None)`: float32 scores of the same shape after
+temperature, top-p, penalties; labkit.warp.Warp is the one implementation."""
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """One drafted token for every row: `token (batch,)`, its probability `q (batch,)`, and the law
-    `probs (batch, vocab)` if it was drawn and acceptance needs the law."""
+    """One drafted token for every row: `token (batch,)` and its probability `q (batch,)`.
+
+    `probs (batch, vocab)` is the law it was drawn from, if it was drawn and acceptance needs the law.
+    """
 
     token: Int[Tensor, "batch"]
     q: Float[Tensor, "batch"]
@@ -87,6 +89,21 @@ class Verdict:
     p: Float[Tensor, "batch rows"]
 
 
+@dataclass(frozen=True)
+class Work:
+    """Model work of a round, for measuring its ideal: `times` runs of `rows` rows through layers [start, stop).
+
+    `head`: the head reads the last rows, as many as were run. `backbone`: another model's; None = the target's.
+    """
+
+    start: int
+    stop: int
+    rows: int
+    times: int = 1
+    head: int = 0
+    backbone: Any = None
+
+
 class Acceptance(ABC):
     """A rule that decides, on the device and for all rows at once, which drafted tokens stay."""
 
@@ -131,6 +148,10 @@ class Drafter(ABC):
     def begin(self, session: Session) -> Any:
         """State for one generation; by default the session itself."""
         return session
+
+    def work(self, depth: int) -> tuple[list[Work], list[Work]]:
+        """The model work of drafting a full round, and of verifying it, on a target of `depth` layers."""
+        return [], [Work(0, depth, 1 + self.nodes, head=1 + self.nodes)]
 
     @abstractmethod
     def propose(self, state: Any, context: Context) -> Draft:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from labkit.draft import ChainBuffer, Draft
 from labkit.drafters.lookup import check_count
-from labkit.protocol import Context, Drafter
+from labkit.protocol import Context, Drafter, Work
 from labkit.session import Session
 
 
@@ -39,6 +39,14 @@ class EarlyExit(Drafter):
     def nodes(self) -> int:
         """The draft length."""
         return self.max_draft
+
+    def work(self, depth: int) -> tuple[list[Work], list[Work]]:
+        """Draft steps through the first layers; verification resumes above them, or starts anew."""
+        rows = 1 + self.max_draft
+        draft = [Work(0, self.exit, 1, times=self.max_draft, head=1)]
+        if not self.share:
+            return draft, [Work(0, depth, rows, head=rows)]
+        return draft, [Work(0, self.exit, 1), Work(self.exit, depth, rows, head=rows)]
 
     def check(self, session: Session) -> None:
         """The exit must be a layer of the target."""

@@ -9,7 +9,7 @@ from labkit.backbone import Backbone
 from labkit.draft import ChainBuffer, Draft
 from labkit.drafters.lookup import check_count
 from labkit.errors import LabkitError
-from labkit.protocol import Context, Drafter
+from labkit.protocol import Context, Drafter, Work
 from labkit.session import Session
 
 
@@ -41,6 +41,13 @@ class DraftModel(Drafter):
     def nodes(self) -> int:
         """The draft length."""
         return self.max_draft
+
+    def work(self, depth: int) -> tuple[list[Work], list[Work]]:
+        """A first draft step of two rows, then one row a step; verification runs the whole target."""
+        own = self.model
+        steps = [Work(0, own.depth, 2, head=1, backbone=own)]
+        steps += [Work(0, own.depth, 1, self.max_draft - 1, 1, own)] if self.max_draft > 1 else []
+        return steps, super().work(depth)[1]
 
     def check(self, session: Session) -> None:
         """The two vocabularies must be one."""

@@ -1,0 +1,272 @@
+"""How fast, held against its own ideal: strategies, the plain loop and transformers' generate in one process.
+
+Speeds are sums over prompts (tokens / seconds); the quartiles are over single runs. Speed-up and loop efficiency
+compare decoding without prefill; the comparison with transformers includes prefill on both sides.
+"""
+
+import json
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from labkit import compare, views
+from labkit.doctor import machine
+from labkit.drafters import EarlyExit, Plain, PromptLookup
+from labkit.errors import LabkitError
+from labkit.lab import Lab
+from labkit.protocol import Drafter, Work
+from labkit.session import Session
+from labkit.trace import Generation
+
+
+@dataclass
+class Contestant:
+    """One way to generate: a labkit strategy, or transformers' own (`drafter` None)."""
+
+    name: str
+    run: Callable[[list[int]], tuple[list[int], float, float, int]]
+    """ids -> new tokens, seconds with prefill, decoding seconds (0 if unknown), rounds."""
+    drafter: Drafter | None = None
+    tokens: list[list[int]] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    decoding: list[float] = field(default_factory=list)
+    rounds: list[int] = field(default_factory=list)
+    outs: list[Generation] = field(default_factory=list)
+
+    def race(self, ids: list[int]) -> None:
+        """Run once and keep the figures."""
+        tokens, seconds, decoding, rounds = self.run(ids)
+        for kept, new in ((self.tokens, tokens), (self.seconds, seconds), (self.decoding, decoding), (self.rounds, rounds)):
+            kept.append(new)
+
+    @property
+    def speed(self) -> float:
+        """Tokens per second over all runs, prefill included."""
+        return sum(map(len, self.tokens)) / sum(self.seconds)
+
+    @property
+    def decoding_speed(self) -> float:
+        """Tokens per second of decoding alone."""
+        return sum(map(len, self.tokens)) / sum(self.decoding)
+
+
+def ours(lab: Lab, drafter: Drafter, max_new_tokens: int) -> Contestant:
+    """A labkit strategy."""
+
+    def run(ids: list[int]):
+        out = lab.generate(ids, drafter, max_new_tokens=max_new_tokens)
+        contestant.outs.append(out)
+        return out.tokens[0], out.seconds, out.seconds - out.prefill_seconds, len(out.rounds)
+
+    contestant = Contestant(repr(drafter), run, drafter)
+    return contestant
+
+
+def theirs(lab: Lab, name: str, max_new_tokens: int, **arguments: Any) -> Contestant:
+    """transformers' generate; rounds are the calls of the model's last layer."""
+    last = views.find_decoder(lab.model)[1]
+    last = last._modules[views.child(last, views.LAYERS)][-1]
+
+    def run(ids: list[int]):
+        calls = []
+        hook = last.register_forward_hook(lambda *_: calls.append(1))
+        given = torch.tensor([ids], device=lab.backbone.device)
+        try:
+            with assistant_settings(lab.model, arguments.get("num_assistant_tokens")):
+                began = time.perf_counter()
+                out = lab.model.generate(
+                    given, attention_mask=torch.ones_like(given), do_sample=False, max_new_tokens=max_new_tokens,
+                    **{k: v for k, v in arguments.items() if k != "num_assistant_tokens"},
+                )  # fmt: skip
+                new = out[0, len(ids) :].tolist()
+                seconds = time.perf_counter() - began
+        finally:
+            hook.remove()
+        return new, seconds, 0.0, len(calls)
+
+    return Contestant(name, run)
+
+
+@contextmanager
+def assistant_settings(model, draft_tokens: int | None) -> Iterator[None]:
+    """What transformers reads from the model's generation config and not from the call, for a like comparison."""
+    config = model.generation_config
+    wanted = dict(num_assistant_tokens=draft_tokens, num_assistant_tokens_schedule="constant", assistant_confidence_threshold=0)
+    before = {name: getattr(config, name, None) for name in wanted}
+    try:
+        if draft_tokens is not None:
+            for name, value in wanted.items():
+                setattr(config, name, value)
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(config, name, value)
+
+
+def rivals(lab: Lab, drafters: Sequence[Drafter], max_new_tokens: int) -> list[Contestant]:
+    """transformers' plain generate, and its counterpart of each strategy that has one."""
+    found = [theirs(lab, "transformers generate", max_new_tokens)]
+    for drafter in drafters:
+        if isinstance(drafter, EarlyExit) and drafter.share and drafter.exit < lab.backbone.depth:
+            name = f"transformers assistant_early_exit={drafter.exit}, num_assistant_tokens={drafter.max_draft}"
+            found.append(theirs(lab, name, max_new_tokens, assistant_early_exit=drafter.exit,
+                                num_assistant_tokens=drafter.max_draft))  # fmt: skip
+        if isinstance(drafter, PromptLookup):
+            name = f"transformers prompt_lookup_num_tokens={drafter.max_draft}"
+            found.append(theirs(lab, name, max_new_tokens, prompt_lookup_num_tokens=drafter.max_draft,
+                                max_matching_ngram_size=drafter.ngram))  # fmt: skip
+    return found
+
+
+class BareSteps:
+    """Times bare `Backbone.run` and head calls, outside the loop, at one context length."""
+
+    def __init__(self, lab: Lab, ids: Sequence[int], drafters: Sequence[Drafter]):
+        self.lab, depth = lab, lab.backbone.depth
+        self.plain = [Work(0, depth, 1, head=1)]
+        self.work = {repr(d): d.work(depth) for d in drafters}
+        self.times: dict[str, list[tuple[float, float]]] = {name: [] for name in self.work}
+        self.plain_times: list[float] = []
+        most = 2 + max([d.scratch for d in drafters], default=0)
+        backbones = {id(w.backbone): w.backbone for pair in self.work.values() for part in pair for w in part}
+        self.sessions = {None: Session(lab.backbone, 1, len(ids) + most)}
+        self.sessions |= {b: Session(b, 1, len(ids) + most) for b in backbones.values() if b is not None}
+        with torch.inference_mode():
+            for session in self.sessions.values():
+                session.prefill([ids])
+
+    def measure(self) -> None:
+        """Time every strategy's work once, and a plain step beside it."""
+        for name, (draft, verify) in self.work.items():
+            self.plain_times.append(self._time(self.plain))
+            self.times[name].append((self._time(draft), self._time(verify)))
+
+    @torch.inference_mode()
+    def _time(self, works: Sequence[Work]) -> float:
+        total = 0.0
+        for work in works:
+            session = self.sessions[work.backbone]
+            rows = session.chain(0, work.rows)
+            x = session.tokens[:, : work.rows]
+            if work.start > 0:
+                x = torch.zeros((1, work.rows, session.backbone.width), dtype=session.backbone.dtype, device=x.device)
+            for _ in range(work.times):
+                began = time.perf_counter()
+                hidden = session.backbone.run(x, work.start, work.stop, session.cache, rows.slots, rows.positions, rows.mask)
+                if work.head:
+                    session.backbone.head(hidden[:, -work.head :]).argmax(-1).tolist()
+                else:
+                    hidden[0, 0, 0].item()
+                total += time.perf_counter() - began
+        return total
+
+    def costs(self, name: str, draft_tokens: int) -> tuple[float, float]:
+        """c (one drafted token) and v (one verification), in plain steps: medians."""
+        step = statistics.median(self.plain_times)
+        draft, verify = (statistics.median(part) for part in zip(*self.times[name], strict=True))
+        return draft / max(1, draft_tokens) / step, verify / step
+
+
+def bench(
+    lab: Lab,
+    prompts: Sequence[Sequence[int]],
+    drafters: Sequence[Drafter],
+    *,
+    max_new_tokens: int = 64,
+    repeats: int = 1,
+    progress: Callable[[str], None] = lambda text: None,
+) -> dict[str, Any]:
+    """Run plain, every strategy and transformers' counterparts, interleaved; figures as plain values.
+
+    prompts: rows of token ids. Returns {"machine", "settings", "rows"}; see `report` for the text form.
+    """
+    if not prompts:
+        raise LabkitError("got no prompts to measure on; give at least one")
+    strategies = [Plain(), *(d for d in drafters if not isinstance(d, Plain))]
+    contestants = [ours(lab, d, max_new_tokens) for d in strategies] + rivals(lab, strategies, max_new_tokens)
+    middle = statistics.median_low(sorted(map(len, prompts)))
+    ids = list(next(p for p in prompts if len(p) == middle))
+    bare = BareSteps(lab, [*ids, *[ids[-1]] * (max_new_tokens // 2)], strategies)
+    for contestant in contestants:
+        contestant.run(ids)
+        contestant.outs.clear()
+    bare._time(bare.plain)
+    for repeat in range(repeats):
+        for number, prompt in enumerate(prompts):
+            shift = (number + repeat) % len(contestants)
+            for contestant in [*contestants[shift:], *contestants[:shift]]:
+                contestant.race(list(prompt))
+                progress(f"repeat {repeat + 1}, prompt {number + 1} of {len(prompts)}: {contestant.name}")
+            bare.measure()
+    rows = [_row(lab, c, contestants, bare, [list(p) for _ in range(repeats) for p in prompts]) for c in contestants]
+    settings = {"prompts": len(prompts), "max_new_tokens": max_new_tokens, "repeats": repeats}
+    return {"machine": machine(lab.backbone), "settings": settings, "rows": rows}
+
+
+def _row(lab: Lab, contestant: Contestant, all_: Sequence[Contestant], bare: BareSteps, prompts: Sequence) -> dict[str, Any]:
+    plain, generate = all_[0], next(c for c in all_ if c.name == "transformers generate")
+    parted = compare.differences(lab.backbone, prompts, generate.tokens, contestant.tokens)
+    speeds = [len(t) / s for t, s in zip(contestant.tokens, contestant.seconds, strict=True)]
+    low, middle, high = statistics.quantiles(speeds, n=4) if len(speeds) > 1 else [speeds[0]] * 3
+    row: dict[str, Any] = {
+        "name": contestant.name, "tokens_per_second": contestant.speed, "quartiles": [low, middle, high],
+        "over_transformers_generate": contestant.speed / generate.speed,
+        "tokens_per_round": sum(map(len, contestant.tokens)) / sum(contestant.rounds),
+        "same_text": len(prompts) - len(parted), "texts": len(prompts), "differences": [asdict(d) for d in parted],
+    }  # fmt: skip
+    if contestant.drafter is None:
+        return row
+    outs, step = contestant.outs, statistics.median(bare.plain_times)
+    accepted, drafted = sum(o.accepted for o in outs), sum(o.drafted for o in outs)
+    judged = accepted + sum(o.rejections for o in outs)
+    speedup = contestant.decoding_speed / plain.decoding_speed
+    row |= {"decoding_tokens_per_second": contestant.decoding_speed, "speedup": speedup}
+    row |= {"host_copies_per_round": sum(o.settings["host_copies"] for o in outs) / sum(contestant.rounds)}
+    phases = {phase: sum(o.phase_seconds[phase] for o in outs) for phase in outs[0].phase_seconds}
+    row["phase_share"] = {phase: value / sum(phases.values()) for phase, value in phases.items()}
+    if contestant is plain:
+        return row | {"loop_efficiency": step * plain.decoding_speed, "step_seconds": step}
+    most = max(1, contestant.drafter.nodes)
+    c, v = bare.costs(contestant.name, most)
+    gamma = drafted / sum(o.row_rounds for o in outs) if c else 0.0
+    ideal = row["tokens_per_round"] / (gamma * c + v)
+    return row | {
+        "drafted_per_round": drafted / sum(o.row_rounds for o in outs), "acceptance_rate": accepted / max(1, drafted),
+        "alpha": accepted / max(1, judged), "c": c, "v": v, "ideal_speedup": ideal, "loop_efficiency": speedup / ideal,
+    }  # fmt: skip
+
+
+def report(result: dict[str, Any]) -> str:
+    """The figures as a table with the machine above it."""
+    m, s = result["machine"], result["settings"]
+    head = (f"{m['model']}, {m['dtype']}, {m['device']} ({', '.join(m['extensions'])}), {m['threads']} threads, "
+            f"torch {m['torch']}, transformers {m['transformers']}, {m['date']}\n"
+            f"{s['prompts']} prompts x {s['repeats']}, {s['max_new_tokens']} new tokens, greedy; tokens/s with prefill, "
+            "speed-up and eta without")  # fmt: skip
+    titles = ["", "tokens/s [quartiles]", "speed-up", "tau", "acc. rate", "alpha", "c", "v", "ideal", "eta", "same text"]
+    lines = [titles]
+    for row in result["rows"]:
+        cell = lambda name, row=row: f"{row[name]:.2f}" if name in row else "–"  # noqa: E731
+        low, _, high = row["quartiles"]
+        same = f"{row['same_text']}/{row['texts']}"
+        ties = sum(d["near_tie"] for d in row["differences"])
+        same += f" ({ties} near-tie)" if ties else ""
+        lines.append([row["name"], f"{row['tokens_per_second']:.1f} [{low:.1f}, {high:.1f}]", cell("speedup"),
+                      cell("tokens_per_round"), cell("acceptance_rate"), cell("alpha"), cell("c"), cell("v"),
+                      cell("ideal_speedup"), cell("loop_efficiency"), same])  # fmt: skip
+    widths = [max(len(line[i]) for line in lines) for i in range(len(titles))]
+    return "\n".join([head, *("  ".join(x.ljust(w) for x, w in zip(line, widths, strict=True)).rstrip() for line in lines)])
+
+
+def write_json(result: dict[str, Any], path: str | Path) -> None:
+    """Write a result whole or not at all."""
+    path = Path(path)
+    part = path.with_name(path.name + ".part")
+    part.write_text(json.dumps(result, indent=1) + "\n")
+    part.replace(path)
