@@ -36,7 +36,7 @@ class Mask:
     @property
     def width(self) -> int:
         """The number of slots shown."""
-        return (self.full if self.full is not None else self.sliding).shape[-1]
+        return next(mask.shape[-1] for mask in (self.full, self.sliding) if mask is not None)
 
 
 class Backbone:
@@ -52,16 +52,18 @@ class Backbone:
         refuse(model)
         self.model = model
         self._path, self._decoder = views.find_decoder(model)
-        self._layers = self._decoder._modules[views.child(self._decoder, views.LAYERS)]
+        self._layers = views.layers_of(self._decoder)
         self.depth = len(self._layers)
         config = model.config.get_text_config()
         self.width: int = config.hidden_size
-        self.vocab: int = model.get_output_embeddings().weight.shape[0]
+        head: Any = model.get_output_embeddings()
+        self.vocab: int = head.weight.shape[0]
         self.limit: int = position_limit(config)
-        embedding = model.get_input_embeddings().weight
-        self.device, self.dtype = embedding.device, embedding.dtype
-        self._cache_name = "cache" if "cache" in inspect.signature(type(self._decoder).forward).parameters else (
-            "past_key_values"
+        embedding: Any = model.get_input_embeddings()
+        self.device: torch.device = embedding.weight.device
+        self.dtype: torch.dtype = embedding.weight.dtype
+        self._cache_name = (
+            "cache" if "cache" in inspect.signature(type(self._decoder).forward).parameters else ("past_key_values")
         )
         self._additive = config._attn_implementation == "eager"
         self.window: int | None = getattr(config, "sliding_window", None)
@@ -190,5 +192,3 @@ class Backbone:
     def head(self, hidden: Float[Tensor, "batch rows width"]) -> Float[Tensor, "batch rows vocab"]:
         """Final norm, then logits: what the model would say if it ended at this depth."""
         return self.logits(self.norm(hidden))
-
-

@@ -42,8 +42,10 @@ class Contestant:
     def race(self, ids: list[int]) -> None:
         """Run once and keep the figures."""
         tokens, seconds, decoding, rounds = self.run(ids)
-        for kept, new in ((self.tokens, tokens), (self.seconds, seconds), (self.decoding, decoding), (self.rounds, rounds)):
-            kept.append(new)
+        self.tokens.append(tokens)
+        self.seconds.append(seconds)
+        self.decoding.append(decoding)
+        self.rounds.append(rounds)
 
     @property
     def speed(self) -> float:
@@ -69,9 +71,9 @@ def ours(lab: Lab, drafter: Drafter, max_new_tokens: int) -> Contestant:
 
 
 def theirs(lab: Lab, name: str, max_new_tokens: int, **arguments: Any) -> Contestant:
-    """transformers' generate; rounds are the calls of the model's last layer."""
-    last = views.find_decoder(lab.model)[1]
-    last = last._modules[views.child(last, views.LAYERS)][-1]
+    """Transformers' generate; rounds are the calls of the model's last layer."""
+    last = views.layers_of(views.find_decoder(lab.model)[1])[-1]
+    model: Any = lab.model
 
     def run(ids: list[int]):
         calls = []
@@ -80,7 +82,7 @@ def theirs(lab: Lab, name: str, max_new_tokens: int, **arguments: Any) -> Contes
         try:
             with assistant_settings(lab.model, arguments.get("num_assistant_tokens")):
                 began = time.perf_counter()
-                out = lab.model.generate(
+                out = model.generate(
                     given, attention_mask=torch.ones_like(given), do_sample=False, max_new_tokens=max_new_tokens,
                     **{k: v for k, v in arguments.items() if k != "num_assistant_tokens"},
                 )  # fmt: skip
@@ -97,7 +99,9 @@ def theirs(lab: Lab, name: str, max_new_tokens: int, **arguments: Any) -> Contes
 def assistant_settings(model, draft_tokens: int | None) -> Iterator[None]:
     """What transformers reads from the model's generation config and not from the call, for a like comparison."""
     config = model.generation_config
-    wanted = dict(num_assistant_tokens=draft_tokens, num_assistant_tokens_schedule="constant", assistant_confidence_threshold=0)
+    wanted = dict(
+        num_assistant_tokens=draft_tokens, num_assistant_tokens_schedule="constant", assistant_confidence_threshold=0
+    )
     before = {name: getattr(config, name, None) for name in wanted}
     try:
         if draft_tokens is not None:
@@ -110,7 +114,7 @@ def assistant_settings(model, draft_tokens: int | None) -> Iterator[None]:
 
 
 def rivals(lab: Lab, drafters: Sequence[Drafter], max_new_tokens: int) -> list[Contestant]:
-    """transformers' plain generate, and its counterpart of each strategy that has one."""
+    """Transformers' plain generate, and its counterpart of each strategy that has one."""
     found = [theirs(lab, "transformers generate", max_new_tokens)]
     for drafter in drafters:
         if isinstance(drafter, EarlyExit) and drafter.share and drafter.exit < lab.backbone.depth:
@@ -158,7 +162,9 @@ class BareSteps:
                 x = torch.zeros((1, work.rows, session.backbone.width), dtype=session.backbone.dtype, device=x.device)
             for _ in range(work.times):
                 began = time.perf_counter()
-                hidden = session.backbone.run(x, work.start, work.stop, session.cache, rows.slots, rows.positions, rows.mask)
+                hidden = session.backbone.run(
+                    x, work.start, work.stop, session.cache, rows.slots, rows.positions, rows.mask
+                )
                 if work.head:
                     session.backbone.head(hidden[:, -work.head :]).argmax(-1).tolist()
                 else:
@@ -167,7 +173,7 @@ class BareSteps:
         return total
 
     def costs(self, name: str, draft_tokens: int) -> tuple[float, float]:
-        """c (one drafted token) and v (one verification), in plain steps: medians."""
+        """C (one drafted token) and v (one verification), in plain steps: medians."""
         step = statistics.median(self.plain_times)
         draft, verify = (statistics.median(part) for part in zip(*self.times[name], strict=True))
         return draft / max(1, draft_tokens) / step, verify / step
@@ -209,7 +215,9 @@ def bench(
     return {"machine": machine(lab.backbone), "settings": settings, "rows": rows}
 
 
-def _row(lab: Lab, contestant: Contestant, all_: Sequence[Contestant], bare: BareSteps, prompts: Sequence) -> dict[str, Any]:
+def _row(
+    lab: Lab, contestant: Contestant, all_: Sequence[Contestant], bare: BareSteps, prompts: Sequence
+) -> dict[str, Any]:
     plain, generate = all_[0], next(c for c in all_ if c.name == "transformers generate")
     parted = compare.differences(lab.backbone, prompts, generate.tokens, contestant.tokens)
     speeds = [len(t) / s for t, s in zip(contestant.tokens, contestant.seconds, strict=True)]
@@ -247,9 +255,21 @@ def report(result: dict[str, Any]) -> str:
     m, s = result["machine"], result["settings"]
     head = (f"{m['model']}, {m['dtype']}, {m['device']} ({', '.join(m['extensions'])}), {m['threads']} threads, "
             f"torch {m['torch']}, transformers {m['transformers']}, {m['date']}\n"
-            f"{s['prompts']} prompts x {s['repeats']}, {s['max_new_tokens']} new tokens, greedy; tokens/s with prefill, "
+            f"{s['prompts']} prompts x {s['repeats']}, {s['max_new_tokens']} new tokens, tokens/s with prefill, "
             "speed-up and eta without")  # fmt: skip
-    titles = ["", "tokens/s [quartiles]", "speed-up", "tau", "acc. rate", "alpha", "c", "v", "ideal", "eta", "same text"]
+    titles = [
+        "",
+        "tokens/s [quartiles]",
+        "speed-up",
+        "tau",
+        "acc. rate",
+        "alpha",
+        "c",
+        "v",
+        "ideal",
+        "eta",
+        "same text",
+    ]
     lines = [titles]
     for row in result["rows"]:
         cell = lambda name, row=row: f"{row[name]:.2f}" if name in row else "–"  # noqa: E731
@@ -261,7 +281,9 @@ def report(result: dict[str, Any]) -> str:
                       cell("tokens_per_round"), cell("acceptance_rate"), cell("alpha"), cell("c"), cell("v"),
                       cell("ideal_speedup"), cell("loop_efficiency"), same])  # fmt: skip
     widths = [max(len(line[i]) for line in lines) for i in range(len(titles))]
-    return "\n".join([head, *("  ".join(x.ljust(w) for x, w in zip(line, widths, strict=True)).rstrip() for line in lines)])
+    return "\n".join(
+        [head, *("  ".join(x.ljust(w) for x, w in zip(line, widths, strict=True)).rstrip() for line in lines)]
+    )
 
 
 def write_json(result: dict[str, Any], path: str | Path) -> None:

@@ -7,6 +7,7 @@ every layer, and of every tap, hold what a plain forward over the committed toke
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -26,7 +27,8 @@ class SlotLayer(CacheLayerMixin):
     def __init__(self, owner: "SlotCache"):
         super().__init__()
         self.owner = owner
-        self.slots: Tensor | None = None
+        self.keys: Any = None
+        self.values: Any = None
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Make both buffers."""
@@ -68,7 +70,6 @@ class SlotCache(Cache):
         self.batch, self.capacity = batch, capacity
         self.taps: dict[int, Tensor | None] = dict.fromkeys(sorted(set(taps)))
         self.width = self.rows = 0
-        self._slots: Tensor | None = None
         self._copies: dict[torch.device, Tensor] = {}
         super().__init__(layers=[SlotLayer(self) for _ in range(layers)])
 
@@ -78,13 +79,13 @@ class SlotCache(Cache):
 
     def place(self, slots: Int[Tensor, "batch rows"], width: int) -> None:
         """Say where the next forward writes its rows, and how many slots it may be shown."""
-        self._slots, self.width, self.rows = slots, width, slots.shape[1]
+        self.width, self.rows = width, slots.shape[1]
         self._copies = {slots.device: slots}
 
     def slots_on(self, device: torch.device) -> Tensor:
         """The placed slots on a layer's device."""
         if device not in self._copies:
-            self._copies[device] = self._slots.to(device)
+            self._copies[device] = next(iter(self._copies.values())).to(device)
         return self._copies[device]
 
     def write_tap(self, depth: int, hidden: Float[Tensor, "batch rows width"], slots: Int[Tensor, "batch rows"]):
@@ -96,7 +97,7 @@ class SlotCache(Cache):
 
     def move(self, source: Int[Tensor, "batch rows"], target: Int[Tensor, "batch rows"]) -> None:
         """Copy rows from slots to slots in all layers and taps: how an accepted tree path becomes contiguous."""
-        for buffer in (x for layer in self.layers if layer.is_initialized for x in (layer.keys, layer.values)):
+        for buffer in self.buffers():
             here, there = (at.to(buffer.device)[:, None, :, None] for at in (source, target))
             shape = (*buffer.shape[:2], source.shape[1], buffer.shape[3])
             buffer.scatter_(2, there.expand(shape), buffer.gather(2, here.expand(shape)))
@@ -107,5 +108,10 @@ class SlotCache(Cache):
     @property
     def nbytes(self) -> int:
         """Bytes that the buffers hold."""
-        layers = [x for layer in self.layers if layer.is_initialized for x in (layer.keys, layer.values)]
-        return sum(x.numel() * x.element_size() for x in [*layers, *(t for t in self.taps.values() if t is not None)])
+        taps = [tap for tap in self.taps.values() if tap is not None]
+        return sum(x.numel() * x.element_size() for x in [*self.buffers(), *taps])
+
+    def buffers(self) -> list[Tensor]:
+        """Keys and values of every layer that has been written."""
+        layers: list[Any] = [layer for layer in self.layers if getattr(layer, "is_initialized", False)]
+        return [x for layer in layers for x in (layer.keys, layer.values)]

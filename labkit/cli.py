@@ -31,7 +31,9 @@ def read_prompt_files(names: Sequence[str]) -> list[dict[str, str]]:
     found = []
     for path in paths:
         if not path.exists():
-            raise LabkitError(f"no prompt set or file {str(path)!r}; write one of {', '.join(shipped)}, or a JSONL file")
+            raise LabkitError(
+                f"no prompt set or file {str(path)!r}; write one of {', '.join(shipped)}, or a JSONL file"
+            )
         found += [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
     return found
 
@@ -59,10 +61,16 @@ def demo(args: argparse.Namespace) -> None:
     picture = Path(args.picture)
     demo_picture(comparison, lab.decode, caption, prompt=len(wanted) - 1).savefig(picture)
     if args.json:
-        print(json.dumps({"machine": m, "entries": [vars(e) for e in comparison.entries], "notes": comparison.notes}, indent=1))
+        print(
+            json.dumps(
+                {"machine": m, "entries": [vars(e) for e in comparison.entries], "notes": comparison.notes}, indent=1
+            )
+        )
         return
     for prompt, out in zip(wanted, next(iter(comparison.generations.values())), strict=True):
-        print(f"[{prompt['id']}] {prompt['prompt'].strip().splitlines()[0][:100]}\n    {str(out.text).strip()[:200]!r}\n")
+        print(
+            f"[{prompt['id']}] {prompt['prompt'].strip().splitlines()[0][:100]}\n    {str(out.text).strip()[:200]!r}\n"
+        )
     print(f"{caption}\n\n{comparison}\n\nwhat each strategy drafted, token by token: {picture}")
 
 
@@ -77,7 +85,8 @@ def generate(args: argparse.Namespace) -> None:
     options = {name: value for name, value in options.items() if value is not None}
     out = lab.generate(prompt, drafter, max_new_tokens=args.max_new_tokens, **options)
     if args.json:
-        print(json.dumps({"text": out.text, "tokens": out.tokens, "settings": dict(out.settings), "reasons": out.reasons,
+        print(json.dumps({"text": out.text, "tokens": out.tokens, "settings": dict(out.settings),
+                          "reasons": out.reasons,
                           "tokens_per_round": out.tokens_per_round, "acceptance_rate": out.acceptance_rate,
                           "alpha": out.alpha, "seconds": out.seconds, "lossless": out.lossless}))  # fmt: skip
     else:

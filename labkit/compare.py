@@ -28,7 +28,9 @@ class Difference:
 
 
 @torch.inference_mode()
-def differences(backbone: Backbone, prompts: Sequence[Sequence[int]], ours: Sequence, theirs: Sequence) -> list[Difference]:
+def differences(
+    backbone: Backbone, prompts: Sequence[Sequence[int]], ours: Sequence, theirs: Sequence
+) -> list[Difference]:
     """Rows in which two lists of new tokens differ, with the target's top-2 gap at the first difference."""
     found = []
     for row, (prompt, a, b) in enumerate(zip(prompts, ours, theirs, strict=True)):
@@ -76,7 +78,10 @@ class Comparison:
         cells = self.cells()
         widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))]
         lines = [
-            "  ".join(cell.ljust(w) if i in (0, 5) else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True)))
+            "  ".join(
+                cell.ljust(w) if i in (0, 5) else cell.rjust(w)
+                for i, (cell, w) in enumerate(zip(row, widths, strict=True))
+            )
             for row in cells
         ]
         return "\n".join([lines[0].rstrip(), "-" * len(lines[0]), *(x.rstrip() for x in lines[1:]), *self.notes])
@@ -88,7 +93,9 @@ class Comparison:
         return f"<table>{row('th', cells[0])}{''.join(row('td', c) for c in cells[1:])}</table>{notes}"
 
 
-def tabulate(backbone: Backbone, generations: Mapping[str, list[Generation]], baseline: str, greedy: bool) -> Comparison:
+def tabulate(
+    backbone: Backbone, generations: Mapping[str, list[Generation]], baseline: str, greedy: bool
+) -> Comparison:
     """Compare the generations of the same prompts by several strategies with those of `baseline`."""
     entries, notes = [], []
     speed = lambda outs: sum(o.new_tokens for o in outs) / sum(o.seconds for o in outs)  # noqa: E731

@@ -19,7 +19,9 @@ def machine(backbone: Backbone | None = None) -> dict[str, Any]:
     """What stands beside every measured figure: device, matrix extensions, threads, versions, date."""
     name, flags, info = platform.processor(), "", Path("/proc/cpuinfo")
     if info.exists():
-        lines = {key.strip(): value.strip() for key, _, value in (x.partition(":") for x in info.read_text().splitlines())}
+        lines = {
+            key.strip(): value.strip() for key, _, value in (x.partition(":") for x in info.read_text().splitlines())
+        }
         name, flags = lines.get("model name", name), lines.get("flags", "")
     found = {
         "date": datetime.date.today().isoformat(), "device": name,
@@ -38,7 +40,7 @@ def doctor() -> str:
     """One line on what labkit runs on, then a line for whatever is missing, with its cure."""
     m = machine()
     cuda = torch.cuda.get_device_name() if torch.cuda.is_available() else "no CUDA"
-    lines = [f"labkit on {m['device']} ({', '.join(m['extensions']) or 'no matrix extensions'}, {m['threads']} threads), "
+    lines = [f"labkit on {m['device']} ({', '.join(m['extensions']) or 'no AMX or AVX'}, {m['threads']} threads), "
              f"{cuda}; torch {m['torch']}, transformers {m['transformers']}, Python {m['python']}"]  # fmt: skip
     lines += [f"missing: {name} in {cache_folder()}; run: labkit fetch {name}"
               for name in SHIPPED if not (cache_folder() / name).exists()]  # fmt: skip

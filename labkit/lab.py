@@ -207,7 +207,8 @@ def _show_options(method) -> None:
     """Give a method that takes Options' fields a signature that lists them, for help() and completion."""
     keep = [p for p in inspect.signature(method).parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
     shown = [
-        inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=f.type) for f in fields(Options)
+        inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=f.type)
+        for f in fields(Options)
     ]
     method.__signature__ = inspect.Signature([*keep, *shown])
 

@@ -58,14 +58,18 @@ class Options:
         for name in arguments:
             if name not in known:
                 near = difflib.get_close_matches(name, [*known, "drafter", "prompt"], 1, 0.0)[0]
-                raise LabkitError(f"generate has no argument {name!r}; the nearest is {near!r}. All: {', '.join(known)}")
+                raise LabkitError(
+                    f"generate has no argument {name!r}; the nearest is {near!r}. All: {', '.join(known)}"
+                )
         options = cls(**arguments)
         if options.do_sample is False and options.sampling_asked:
             raise LabkitError(
                 f"do_sample=False contradicts {options.sampling_asked}; leave out one (temperature=0 is greedy)"
             )
         if options.do_sample and options.temperature == 0:
-            raise LabkitError("do_sample=True contradicts temperature=0; write a temperature above 0, or do_sample=False")
+            raise LabkitError(
+                "do_sample=True contradicts temperature=0; write a temperature above 0, or do_sample=False"
+            )
         if options.acceptance is not None and not isinstance(options.acceptance, Acceptance):
             raise LabkitError(f"acceptance={options.acceptance!r}; write labkit.Match() or labkit.Rejection()")
         return options
@@ -96,7 +100,7 @@ class Options:
         for name, value, needs in (("num_assistant_tokens", self.num_assistant_tokens, exit),
                                    ("max_matching_ngram_size", self.max_matching_ngram_size, lookup)):  # fmt: skip
             if value is not None and needs is None:
-                raise LabkitError(f"{name}={value} says nothing here; write drafter=labkit.EarlyExit(exit, max_draft=…), "
+                raise LabkitError(f"{name}={value} has no effect; write drafter=labkit.EarlyExit(exit, max_draft=…), "
                                   "or give assistant_early_exit / prompt_lookup_num_tokens too")  # fmt: skip
         if exit is not None:
             return EarlyExit(exit, max_draft=4 if self.num_assistant_tokens is None else self.num_assistant_tokens)

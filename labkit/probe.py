@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -36,7 +36,9 @@ def refuse(model: PreTrainedModel) -> None:
             "back after a rejected draft; labkit needs attention in every layer"
         )
     if getattr(config, "alibi", False) or config.model_type in ("bloom", "mpt"):
-        raise LabkitError(f"{name} uses alibi biases, computed from a padding mask; labkit needs rotary or learned positions")
+        raise LabkitError(
+            f"{name} uses alibi biases, computed from a padding mask; labkit needs rotary or learned positions"
+        )
     attention = config._attn_implementation
     if attention not in ("sdpa", "eager"):
         raise LabkitError(
@@ -88,7 +90,7 @@ def attention_layout(backbone: Backbone) -> tuple[list[bool], bool]:
     several models carry `sliding_window` and do not use it.
     """
     seen: dict[int, Tensor | None] = {}
-    spied = views.layer_range(
+    spied: Any = views.layer_range(
         backbone._decoder, 0, backbone.depth, norm=False, width=backbone.width,
         substitute=lambda index, layer: Spy(layer, seen, index),
     )  # fmt: skip
@@ -134,7 +136,9 @@ TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-3, torch.bfloat16: 0.1, torc
 def check_composition(backbone: Backbone) -> None:
     """Compare the composition, split in the middle and fed in two chunks, with the model's own forward."""
     if any(backbone.slides) != all(backbone.slides) and not backbone._by_type:
-        raise LabkitError(f"{type(backbone.model).__name__} mixes window and full attention in a way labkit cannot mask")
+        raise LabkitError(
+            f"{type(backbone.model).__name__} mixes window and full attention in a way labkit cannot mask"
+        )
     lengths, device = (7, 5), backbone.device
     ids = (torch.arange(14, device=device).view(2, 7) * 7 + 3) % backbone.vocab
     cache = backbone.cache(2, 8)
@@ -162,5 +166,3 @@ def check_composition(backbone: Backbone) -> None:
                 f"{type(backbone.model).__name__}, run layer by layer, differs from its own forward (relative error "
                 f"{error:.2g}); a patched or hooked forward that labkit cannot see into, or an unsupported architecture"
             )
-
-

@@ -35,10 +35,13 @@ def read_prompts(prompt: Any, attention_mask: Any, tokenizer: Any, vocab: int) -
         masks = [attention_mask] if attention_mask and isinstance(attention_mask[0], int) else attention_mask
         if [len(m) for m in masks] != [len(row) for row in rows]:
             raise LabkitError(
-                f"attention_mask has rows of {[len(m) for m in masks]} entries and the prompts {[len(r) for r in rows]} "
+                f"attention_mask has rows of {[len(m) for m in masks]} entries, the prompts {[len(r) for r in rows]} "
                 "ids; give the mask that the tokenizer returned with these ids"
             )
-        rows = [[token for token, real in zip(row, mask, strict=True) if real] for row, mask in zip(rows, masks, strict=True)]
+        rows = [
+            [token for token, real in zip(row, mask, strict=True) if real]
+            for row, mask in zip(rows, masks, strict=True)
+        ]
     for index, row in enumerate(rows):
         if not row:
             raise LabkitError(f"prompt {index} is empty; give at least one token (such as the tokenizer's bos token)")
@@ -52,7 +55,8 @@ def _is_one(prompt: Any) -> bool:
         return True
     if not isinstance(prompt, Sequence):
         raise LabkitError(
-            f"got a prompt of type {type(prompt).__name__}; write text, a list of chat messages, token ids, or a list of these"
+            f"got a prompt of type {type(prompt).__name__}; "
+            "write text, a list of chat messages, token ids, or a list of these"
         )
     return len(prompt) > 0 and (_is_id(prompt[0]) or isinstance(prompt[0], Mapping))
 
@@ -73,7 +77,9 @@ def _ids(prompt: Any, tokenizer: Any) -> list[int]:
     if isinstance(prompt, Sequence) and all(isinstance(message, Mapping) for message in prompt):
         if getattr(tokenizer, "chat_template", None) is None:
             raise LabkitError("the tokenizer has no chat template; give the prompt as text")
-        return list(tokenizer.apply_chat_template(list(prompt), add_generation_prompt=True, return_dict=True)["input_ids"])
+        return list(
+            tokenizer.apply_chat_template(list(prompt), add_generation_prompt=True, return_dict=True)["input_ids"]
+        )
     raise LabkitError(
         f"got a prompt of type {type(prompt).__name__} holding {sorted({type(x).__name__ for x in prompt})}; "
         "write text, chat messages ({'role': …, 'content': …}), or token ids"

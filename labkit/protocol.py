@@ -156,4 +156,3 @@ class Drafter(ABC):
     @abstractmethod
     def propose(self, state: Any, context: Context) -> Draft:
         """The draft for this round."""
-

@@ -73,7 +73,9 @@ class Session:
         """The last committed token of each row."""
         return self.tokens.gather(1, self.n[:, None] - 1)
 
-    def commit(self, accepted: Int[Tensor, "batch depth1"], path: Int[Tensor, "batch depth"], keep: Sequence[int]) -> None:
+    def commit(
+        self, accepted: Int[Tensor, "batch depth1"], path: Int[Tensor, "batch depth"], keep: Sequence[int]
+    ) -> None:
         """Append the first keep[b] of `accepted` to row b, and move a tree's accepted rows to their slots."""
         steps = self._slots[:, : path.shape[1] + 1]
         if self._draft is not None and not self._draft.is_chain:
@@ -149,11 +151,11 @@ class Session:
         partial, depth = draft.partial, self.backbone.depth
         ids = torch.cat([self.pending(), draft.tokens], 1)
         rows = self.tree(draft)
-        if partial.rows == 0:
+        hidden = partial.hidden
+        if hidden is None:
             hidden = self.run(ids, 0, depth, rows)
         else:
             self._check_partial(partial, ids.shape[1])
-            hidden = partial.hidden
             if partial.rows < ids.shape[1]:
                 fresh = self.run(ids[:, partial.rows :], 0, partial.depth, rows.after(partial.rows))
                 hidden = torch.cat([hidden, fresh], 1)

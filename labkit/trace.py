@@ -81,7 +81,9 @@ class Generation:
 
     def summary(self) -> str:
         """The figures in one line."""
-        rate = "" if self.acceptance_rate is None else f", {self.acceptance_rate:.0%} of {self.drafted} drafted accepted"
+        rate = (
+            "" if self.acceptance_rate is None else f", {self.acceptance_rate:.0%} of {self.drafted} drafted accepted"
+        )
         return (
             f"{self.settings['drafter']}: {self.new_tokens} tokens in {len(self.rounds)} rounds, "
             f"{self.tokens_per_round:.2f} tokens per round{rate}, {self.tokens_per_second:.1f} tokens/s"

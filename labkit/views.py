@@ -71,7 +71,7 @@ class GivenDecoder(nn.Module):
         return self.Output(last_hidden_state=inputs_embeds)
 
 
-def bare(module: nn.Module) -> nn.Module:
+def bare(module: Any) -> Any:
     """A shallow copy with its own dict of children, free of what patched this one instance.
 
     Hooks, compiled calls and replaced forwards belong to the original and would run it as a whole.
@@ -103,20 +103,29 @@ def child(module: nn.Module, names: tuple[str, ...]) -> str | None:
     return next((name for name in names if module._modules.get(name) is not None), None)
 
 
-def layer_range(decoder: nn.Module, start: int, stop: int, *, norm: bool, substitute: Callable, width: int) -> nn.Module:
+def layers_of(decoder: nn.Module) -> Any:
+    """The decoder's list of layers."""
+    return decoder._modules[child(decoder, LAYERS) or LAYERS[0]]
+
+
+def layer_range(
+    decoder: nn.Module, start: int, stop: int, *, norm: bool, substitute: Callable, width: int
+) -> nn.Module:
     """The decoder's own forward over layers [start, stop), with the final norm only if `norm`.
 
     `substitute(index, layer) -> layer` may replace a layer; input-side work is left to start == 0.
     """
     view = bare(decoder)
-    name = child(decoder, LAYERS)
-    layers = decoder._modules[name]
-    view._modules[name] = nn.ModuleList([substitute(i, layers[i]) for i in range(start, stop)])
-    view.__dict__["config"] = config = copy.copy(decoder.config)
+    layers = layers_of(decoder)
+    view._modules[child(decoder, LAYERS) or LAYERS[0]] = nn.ModuleList(
+        [substitute(i, layers[i]) for i in range(start, stop)]
+    )
+    config: Any = copy.copy(decoder.config)
+    view.__dict__["config"] = config
     config.num_hidden_layers = stop - start
     if getattr(config, "layer_types", None) is not None:
         config.layer_types = list(config.layer_types[start:stop])
-    absent = [] if norm else list(FINAL)
+    absent: list[str] = [] if norm else list(FINAL)
     if start > 0 or norm:
         absent += EMBEDDING_SIDE
         dtype = next(decoder.parameters()).dtype
@@ -134,7 +143,7 @@ def layer_range(decoder: nn.Module, start: int, stop: int, *, norm: bool, substi
 def with_attention(layer: nn.Module, implementation: str) -> nn.Module:
     """A layer whose attention modules call another registered attention function."""
     name = attention_of(layer)
-    module = layer._modules[name]
+    module: Any = layer._modules[name]
     if not takes_attention_function(type(module)):
         return layer
     view, attention = bare(layer), bare(module)
@@ -168,7 +177,7 @@ PACK_AT_MOST = 64
 
 
 def packed_attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask, **kwargs):
-    """sdpa with the query group folded into the rows, so that K and V need no expansion.
+    """Call sdpa with the query group folded into the rows, so that K and V need no expansion.
 
     query (batch, heads, rows, dim), key and value (batch, kv_heads, width, dim). Bit-equal to expanding.
     """
@@ -178,16 +187,18 @@ def packed_attention(module: nn.Module, query: Tensor, key: Tensor, value: Tenso
         return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
     folded = query.reshape(batch, key.shape[1], group * rows, dim)
     mask = attention_mask.expand(batch, 1, rows, -1).repeat(1, 1, group, 1)
-    ungrouped = _Ungrouped()
-    out, weights = sdpa_attention_forward(ungrouped, folded, key, value, mask, **kwargs)
+    out, weights = sdpa_attention_forward(UNGROUPED, folded, key, value, mask, **kwargs)
     return out.transpose(1, 2).reshape(batch, heads, rows, -1).transpose(1, 2).contiguous(), weights
 
 
-class _Ungrouped:
+class _Ungrouped(nn.Module):
     """Tells transformers' sdpa that keys and values already have one head per query head."""
 
     num_key_value_groups = 1
     is_causal = True
+
+
+UNGROUPED = _Ungrouped()
 
 
 AttentionInterface.register(PACKED, packed_attention)
@@ -245,7 +256,7 @@ def without(layer: nn.Module, *, attention: bool = False, mlp: bool = False) -> 
         names.append(found)
     for name in names:
         if name == "fc2":
-            view._modules[name] = ZeroRow(layer._modules[name].out_features)
+            view._modules[name] = ZeroRow(getattr(layer, name).out_features)
         else:
             call = re.search(rf"([\w, ]+?) = self\.{name}\(", source)
             view._modules[name] = Zeros(1 if call is None else call[1].count(",") + 1)

@@ -91,7 +91,7 @@ class RandomTree(Drafter):
         for row, n in enumerate(context.lengths):
             level, true, row_tokens, row_parents, row_valid = {-1: -1}, {-1: True}, [], [], []
             for node in range(self.size):
-                parent = max((number(node + 1) - 1 for _ in range(2)))
+                parent = max(number(node + 1) - 1 for _ in range(2))
                 if level[parent] + 2 >= context.max_room:
                     parent = -1
                 level[node] = level[parent] + 1
@@ -133,5 +133,3 @@ def watched(lab, prompt, drafter, tolerance=1e-9, **options):
 def accepted_lengths(length):
     """Every accepted length 0 .. length, in an order that meets each after each."""
     return tuple(itertools.chain.from_iterable(itertools.permutations(range(length + 1), 2)))
-
-

@@ -71,5 +71,6 @@ class EarlyExit(Drafter):
             token = drawn.token[:, None]
         if count == 0:
             return Draft.empty(context.tokens)
-        partial = session.partial(state.hidden[:, :count], self.exit) if self.share else None
+        hidden = state.hidden if self.share else None
+        partial = None if hidden is None else session.partial(hidden[:, :count], self.exit)
         return chain.draft(count, torch.full_like(chain.tokens[:, :count], self.exit), partial)

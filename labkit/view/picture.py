@@ -11,7 +11,8 @@ from labkit.trace import Generation
 
 ACCEPTED, REJECTED, TARGET = "#0072B2", "#D55E00", "#009E73"
 COLUMNS, POINTS = 104, 9.0
-WIDTH_INCHES, LINE_INCHES = 9.6, 0.27
+WIDTH_INCHES, LINE_INCHES, MARGIN_INCHES = 8.4, 0.27, 0.25
+FONT, LETTER_INCHES = "DejaVu Sans Mono", POINTS * 0.602 / 72
 
 
 @dataclass(frozen=True)
@@ -61,15 +62,16 @@ def _layout(parts: Sequence[Piece]) -> list[list[tuple[int, Piece]]]:
     return [line for line in lines if line]
 
 
-def _draw(axes: Axes, line: int, column: float, part: Piece) -> None:
+def _draw(axes: Axes, line: float, column: int, part: Piece) -> None:
     colour = {"accepted": ACCEPTED, "rejected": REJECTED, "target": TARGET}[part.kind]
-    axes.text(column, line + 0.45, part.text, family="DejaVu Sans Mono", size=POINTS, va="center", color=colour,
-              weight="bold" if part.kind == "target" else "normal", parse_math=False)  # fmt: skip
-    ends, style = (column + 0.1, column + len(part.text) - 0.1), dict(color=colour, clip_on=False)
+    weight = "bold" if part.kind == "target" else "normal"
+    axes.text(column, line + 0.45, part.text, family=FONT, size=POINTS, va="center", color=colour, weight=weight,
+              parse_math=False)  # fmt: skip
+    ends = (column + 0.1, column + len(part.text) - 0.1)
     if part.kind == "rejected":
-        axes.plot(ends, (line + 0.48, line + 0.48), lw=1.0, ls=(0, (2, 1)), **style)
+        axes.plot(ends, (line + 0.48, line + 0.48), lw=1.0, ls=(0, (2, 1)), color=colour, clip_on=False)
     for height in {"accepted": (0.88,), "rejected": (), "target": (0.84, 0.94)}[part.kind]:
-        axes.plot(ends, (line + height, line + height), lw=0.9, **style)
+        axes.plot(ends, (line + height, line + height), lw=0.9, color=colour, clip_on=False)
 
 
 def draw_strip(axes: Axes, parts: Sequence[Piece]) -> None:
@@ -79,7 +81,11 @@ def draw_strip(axes: Axes, parts: Sequence[Piece]) -> None:
     axes.set_ylim(len(lines) + 1.4, 0)
     axes.set_axis_off()
     column = 0
-    for text, kind in (("accepted draft", "accepted"), ("rejected draft", "rejected"), ("target's own token", "target")):
+    for text, kind in (
+        ("accepted draft", "accepted"),
+        ("rejected draft", "rejected"),
+        ("target's own token", "target"),
+    ):
         _draw(axes, 0, column, Piece(text, kind))
         column += len(text) + 3
     for number, line in enumerate(lines):
@@ -87,39 +93,58 @@ def draw_strip(axes: Axes, parts: Sequence[Piece]) -> None:
             _draw(axes, number + 1.4, column, part)
 
 
+def _panel(figure: Figure, top: float, height: float, left: float, width: float) -> Axes:
+    """Axes placed in inches from the figure's top left: a strip's columns must be as wide as its letters."""
+    wide, high = figure.get_size_inches()
+    return figure.add_axes((left / wide, 1 - (top + height) / high, width / wide, height / high))
+
+
+def _strip_inches(parts: Sequence[Piece]) -> float:
+    return LINE_INCHES * (len(_layout(parts)) + 1.4)
+
+
+def _add_strip(figure: Figure, top: float, parts: Sequence[Piece], title: str) -> float:
+    """A titled strip below `top`; how far down it reaches, in inches."""
+    axes = _panel(figure, top + 0.35, _strip_inches(parts), MARGIN_INCHES, COLUMNS * LETTER_INCHES)
+    axes.set_title(title, fontsize=10, loc="left")
+    draw_strip(axes, parts)
+    return top + 0.35 + _strip_inches(parts)
+
+
 def token_strip(out: Generation, decode: Callable[[Sequence[int]], str], row: int = 0, title: str = "") -> Figure:
     """One row's text, token by token: what was accepted, what was rejected, what the target said itself."""
     parts = pieces(out, decode, row)
-    figure = Figure(figsize=(WIDTH_INCHES, 0.6 + LINE_INCHES * (len(_layout(parts)) + 1.4)), layout="constrained", dpi=120)
-    axes = figure.subplots()
-    axes.set_title(title or out.summary(), fontsize=10, loc="left")
-    draw_strip(axes, parts)
+    figure = Figure(figsize=(WIDTH_INCHES, 0.5 + _strip_inches(parts)), dpi=120)
+    _add_strip(figure, 0, parts, title or out.summary())
     return figure
 
 
-def demo_picture(comparison: Comparison, decode: Callable[[Sequence[int]], str], caption: str, prompt: int = 0) -> Figure:
+def demo_picture(
+    comparison: Comparison, decode: Callable[[Sequence[int]], str], caption: str, prompt: int = 0
+) -> Figure:
     """Speed-up over plain decoding by strategy, and below it a strip for each strategy on one prompt."""
-    drafting = [e for e in comparison.entries if e.acceptance_rate is not None]
-    strips = {e.name: pieces(comparison.generations[e.name][prompt], decode) for e in drafting}
-    heights = [0.5 + 0.34 * len(comparison.entries)]
-    heights += [0.35 + LINE_INCHES * (len(_layout(parts)) + 1.4) for parts in strips.values()]
-    figure = Figure(figsize=(WIDTH_INCHES, sum(heights) + 0.9), layout="constrained", dpi=120)
-    panels = figure.subplots(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
-    figure.suptitle(caption, fontsize=9, color="#555555")
-    bars, names = panels[0], [e.name for e in comparison.entries]
-    speedups = [e.speedup for e in comparison.entries]
+    entries = comparison.entries
+    strips = {e.name: pieces(comparison.generations[e.name][prompt], decode) for e in entries if e.alpha is not None}
+    bars_inches = 0.32 * len(entries)
+    high = 1.3 + bars_inches + sum(0.35 + _strip_inches(parts) for parts in strips.values())
+    figure = Figure(figsize=(WIDTH_INCHES, high), dpi=120)
+    figure.text(MARGIN_INCHES / WIDTH_INCHES, 1 - 0.2 / high, caption, fontsize=9, color="#555555", va="center")
+    bars = _panel(figure, 0.4, bars_inches, 3.2, WIDTH_INCHES - 3.4)
+    speedups = [e.speedup for e in entries]
     colours = [ACCEPTED if s >= 1 else REJECTED for s in speedups]
-    bars.barh(names, speedups, color=colours, height=0.62)
+    bars.barh([e.name for e in entries], speedups, color=colours, height=0.62)
     bars.axvline(1, color="black", lw=0.8)
     bars.invert_yaxis()
-    bars.set_xlim(0, max(1.2, *speedups) * 1.28)
-    bars.set_xlabel("speed-up over plain decoding in the same loop (below 1: slower)", fontsize=9)
+    bars.set_xlim(0, max(1.2, *speedups) * 1.6)
+    bars.set_xlabel("speed-up over plain decoding in the same loop, times (below 1: slower)", fontsize=9)
     bars.tick_params(labelsize=9)
     bars.spines[["top", "right"]].set_visible(False)
-    for place, entry in enumerate(comparison.entries):
-        label = f"{entry.speedup:.2f}x, {entry.tokens_per_second:.1f} tokens/s, {entry.tokens_per_round:.2f} per round"
-        bars.text(entry.speedup + 0.01, place, label, va="center", fontsize=8.5)
-    for axes, (name, parts) in zip(panels[1:], strips.items(), strict=True):
-        axes.set_title(name, fontsize=10, loc="left")
-        draw_strip(axes, parts)
+    for place, entry in enumerate(entries):
+        label = (
+            f"{entry.speedup:.2f}x, {entry.tokens_per_second:.1f} tokens/s, {entry.tokens_per_round:.2f} tokens a round"
+        )
+        bars.text(max(entry.speedup, 1) + 0.02, place, label, va="center", fontsize=8.5)
+    top = 1.0 + bars_inches
+    for name, parts in strips.items():
+        top = _add_strip(figure, top, parts, name)
     return figure
