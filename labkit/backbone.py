@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from labkit import views
 from labkit.cache import SlotCache
@@ -47,7 +46,7 @@ class Backbone:
     raises LabkitError, with the reason, for a model that it does not reproduce or cannot roll back.
     """
 
-    def __init__(self, model: PreTrainedModel):
+    def __init__(self, model: Any):
         model = getattr(model, "_orig_mod", model)
         refuse(model)
         self.model = model
@@ -79,7 +78,7 @@ class Backbone:
     def __repr__(self) -> str:
         return f"Backbone({type(self.model).__name__}, {self.depth} layers, width {self.width}, {self.vocab} tokens)"
 
-    def cut(self, layers: int) -> "Backbone":
+    def cut(self, layers: Any) -> "Backbone":
         """The same model ending after its first `layers` layers: the target of static early exit."""
         self.check_exit(layers, "early_exit")
         cut = copy.copy(self)
@@ -96,7 +95,7 @@ class Backbone:
         other._views = {}
         return other
 
-    def check_exit(self, exit: int, name: str = "exit") -> None:
+    def check_exit(self, exit: Any, name: str = "exit") -> None:
         """Raise LabkitError unless 1 <= exit <= depth."""
         if isinstance(exit, bool) or not isinstance(exit, int) or not 1 <= exit <= self.depth:
             raise LabkitError(

@@ -17,6 +17,7 @@ from labkit.errors import LabkitError
 from labkit.loading import load_model
 from labkit.noise import Noise
 from labkit.options import MODEL_DEFAULT, Options
+from labkit.probe import refuse
 from labkit.prompts import Prompts, read_prompts
 from labkit.protocol import Drafter
 from labkit.session import Session
@@ -117,6 +118,7 @@ class _Run:
     def __init__(self, lab: Lab, prompt: Any, drafter: Drafter | None, arguments: dict[str, Any]):
         self.lab, self.options = lab, Options.of(arguments)
         options = self.options
+        refuse(lab.model)
         self.drafter = options.drafter(drafter)
         self.target = lab.backbone if options.early_exit is None else lab.backbone.cut(options.early_exit)
         self.prompts: Prompts = read_prompts(prompt, options.attention_mask, lab.tokenizer, self.target.vocab)
@@ -129,7 +131,7 @@ class _Run:
                 f"{self.target.limit} positions; "
                 + (f"write max_new_tokens={most} or less" if most > 0 else f"shorten the prompt by {1 - most} tokens")
             )
-        criteria = list(options.stopping_criteria or [])
+        criteria = _as_list(options.stopping_criteria)
         if options.stop_strings is not None:
             criteria.append(stop_string_criteria(lab.tokenizer, options.stop_strings))
         self.stop = Stopping(rows, options.max_new_tokens, eos, criteria)
@@ -149,7 +151,7 @@ class _Run:
             sampling=o.sampling, temperature=o.temperature, top_k=o.top_k, top_p=o.top_p, min_p=o.min_p,
             typical_p=o.typical_p, repetition_penalty=o.repetition_penalty, min_new_tokens=o.min_new_tokens,
             no_repeat_ngram_size=o.no_repeat_ngram_size, bad_words_ids=o.bad_words_ids, prompt_length=prompt_length,
-            eos_ids=eos, extra=o.logits_processor, device=self.target.device,
+            eos_ids=eos, extra=_as_list(o.logits_processor), device=self.target.device,
         )  # fmt: skip
 
     def rounds(self) -> Iterator[Round]:
@@ -191,6 +193,11 @@ class _Run:
             seconds=self.seconds,
             prefill_seconds=self.prefill_seconds,
         )
+
+
+def _as_list(given: Any) -> list:
+    """None, one thing, or several, as a list."""
+    return [] if given is None else list(given) if isinstance(given, Sequence) else [given]
 
 
 def load(name: str, *, device: Any = None, dtype: Any = None, **kwargs: Any) -> Lab:

@@ -62,6 +62,10 @@ class Options:
                     f"generate has no argument {name!r}; the nearest is {near!r}. All: {', '.join(known)}"
                 )
         options = cls(**arguments)
+        if isinstance(options.max_new_tokens, bool) or not isinstance(options.max_new_tokens, int):
+            raise LabkitError(
+                f"got max_new_tokens={options.max_new_tokens!r}; needed is an int of at least 1, write 64"
+            )
         if options.do_sample is False and options.sampling_asked:
             raise LabkitError(
                 f"do_sample=False contradicts {options.sampling_asked}; leave out one (temperature=0 is greedy)"
@@ -108,7 +112,9 @@ class Options:
             ngram = 2 if self.max_matching_ngram_size is None else self.max_matching_ngram_size
             return PromptLookup(ngram=ngram, max_draft=lookup)
         if given is not None and not isinstance(given, Drafter):
-            raise LabkitError(f"drafter={given!r} is not a draft strategy; write for example labkit.EarlyExit(12)")
+            raise LabkitError(
+                f"drafter={repr(given)[:60]} is not a draft strategy; write for example labkit.EarlyExit(12)"
+            )
         return given or Plain()
 
     def record(self) -> dict[str, Any]:

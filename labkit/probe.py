@@ -18,7 +18,7 @@ RECURRENT = ("linear_attention", "mamba", "recurrent", "conv", "hybrid", "gated_
 SPY_WINDOW, SPY_TOKENS = 4, 12
 
 
-def refuse(model: PreTrainedModel) -> None:
+def refuse(model: Any) -> None:
     """Raise LabkitError, in one sentence with the reason, for kinds of model that labkit cannot run."""
     name = type(model).__name__
     if not isinstance(model, PreTrainedModel):

@@ -46,7 +46,8 @@ def read_prompts(prompt: Any, attention_mask: Any, tokenizer: Any, vocab: int) -
         if not row:
             raise LabkitError(f"prompt {index} is empty; give at least one token (such as the tokenizer's bos token)")
         if not (0 <= min(row) and max(row) < vocab):
-            raise LabkitError(f"prompt {index} has token id {max(row)}, but the model's vocabulary has {vocab} tokens")
+            outside = next(token for token in row if not 0 <= token < vocab)
+            raise LabkitError(f"prompt {index} has token id {outside}, but the model's vocabulary has {vocab} tokens")
     return Prompts(rows, single)
 
 

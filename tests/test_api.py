@@ -589,7 +589,7 @@ BAD = {
         lambda: lab().generate("ab", assistant_early_exit=2, prompt_lookup_num_tokens=3), "ask for one strategy"
     ),
     "num_assistant_tokens alone": (
-        lambda: lab().generate("ab", num_assistant_tokens=3), "num_assistant_tokens=3 says nothing here; write drafter="
+        lambda: lab().generate("ab", num_assistant_tokens=3), "num_assistant_tokens=3 has no effect; write drafter="
     ),
     "greedy and a temperature": (
         lambda: lab().generate("ab", do_sample=False, temperature=0.7), "do_sample=False contradicts.*temperature.*leave out"

@@ -141,7 +141,7 @@ def test_waiting_is_counted():
         x.tolist, x[0].item, x.cpu, x.numpy, x.nonzero, lambda: bool(x[0]), lambda: int(x[0]), lambda: float(x[0]),
         lambda: [1, 2][x[0]], lambda: x[x > 0], lambda: x.to("cpu"), lambda: x.to(device="cpu"), lambda: torch.where(x > 0),
         lambda: x.unique(), lambda: 1 if x.any() else 0, lambda: torch.equal(x, x), lambda: x.masked_select(x > 0),
-        lambda: x.__setitem__(x > 0, 7), lambda: x.repeat_interleave(x),
+        lambda: x.clone().__setitem__(x > 0, 7), lambda: x.repeat_interleave(x),
     ]  # fmt: skip
     for way in ways:
         with HostCopies() as mode:
@@ -213,7 +213,8 @@ def test_nothing_grows(monkeypatch, strategy):
     assert copied == [] and mode.clones == []
     assert all(there == pointers[0] for there in pointers)
     first = mode.cats[1]
-    assert first and all(size <= first[where] for later in mode.cats[2:] for where, size in later.items())
+    if strategy != "trees":  # a random tree has another depth in each round, and its packet another size
+        assert first and all(size <= first[where] for later in mode.cats[2:] for where, size in later.items())
 
 
 def test_growing_is_noticed():
