@@ -45,6 +45,11 @@ def refuse(model: Any) -> None:
             f"{name} was loaded with {attention!r} attention, which takes no explicit mask; "
             'load it with attn_implementation="sdpa" (or "eager")'
         )
+    if any(parameter.device.type == "meta" for parameter in model.parameters()):
+        raise LabkitError(
+            f"{name} has weights on the meta device (offloaded, or never loaded); "
+            'load it whole, with device_map="auto" over devices that can hold it, or on one device'
+        )
     if model.training:
         raise LabkitError(f"{name} is in training mode, where dropout changes its output; call model.eval() first")
 
