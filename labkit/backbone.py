@@ -23,7 +23,10 @@ MOST_VIEWS = 256
 
 @dataclass(frozen=True)
 class Mask:
-    """What each row may see: `(batch, 1, rows, slots)`, boolean for sdpa, additive for eager attention."""
+    """What each row may see: `(batch, 1, rows, slots)`, 0 where it does and the dtype's lowest number elsewhere.
+
+    Additive for sdpa too, which would turn a boolean mask into this one again in every layer.
+    """
 
     full: Tensor | None
     sliding: Tensor | None
@@ -61,10 +64,11 @@ class Backbone:
         embedding: Any = model.get_input_embeddings()
         self.device: torch.device = embedding.weight.device
         self.dtype: torch.dtype = embedding.weight.dtype
+        lowest = torch.finfo(self.dtype).min
+        self._seen_or_not = [torch.tensor(x, dtype=self.dtype, device=self.device) for x in (0, lowest)]
         self._cache_name = (
             "cache" if "cache" in inspect.signature(type(self._decoder).forward).parameters else ("past_key_values")
         )
-        self._additive = config._attn_implementation == "eager"
         self.window: int | None = getattr(config, "sliding_window", None)
         self._substitute: Callable[[int, nn.Module], nn.Module] = lambda index, layer: layer
         if config._attn_implementation == "sdpa":
@@ -127,16 +131,18 @@ class Backbone:
         slots: Int[Tensor, "batch rows"],
         positions: Int[Tensor, "batch rows"],
         mask: Mask,
-    ) -> Float[Tensor, "batch rows width"]:
-        """Run rows through layers [start, stop) and return the residual stream, without the final norm.
+        *,
+        norm: bool = False,
+    ) -> Float[Tensor, "batch rows out"]:
+        """Run rows through layers [start, stop) and return the residual stream, or with `norm` what the head reads.
 
         x: token ids `(batch, rows)` when start is 0, else hidden states `(batch, rows, width)`. The rows'
         keys and values go to `slots`; `mask` says which slots each row sees.
         """
-        if start == stop > 0:
+        if start == stop > 0 and not norm:
             return x
         cache.place(slots, mask.width)
-        return self.view(start, stop)(
+        return self.view(start, stop, norm=norm)(
             **{"input_ids" if start == 0 else "inputs_embeds": x, self._cache_name: cache},
             attention_mask=self.attention_mask(mask, start),
             position_ids=positions,
@@ -159,17 +165,14 @@ class Backbone:
         """The masks of one run: `visible`, narrowed to the window (by positions) for layers that slide."""
         full = sliding = None
         if self._by_type or not all(self.slides):
-            full = self._as_attention_wants(visible)
+            full = self._additive(visible)
         if self._by_type or any(self.slides):
             window = self.window or self.limit
-            sliding = self._as_attention_wants(visible & (positions[:, :, None] - slot_positions[:, None] < window))
+            sliding = self._additive(visible & (positions[:, :, None] - slot_positions[:, None] < window))
         return Mask(full, sliding)
 
-    def _as_attention_wants(self, visible: Tensor) -> Tensor:
-        if not self._additive:
-            return visible[:, None]
-        lowest = torch.finfo(self.dtype).min
-        return torch.zeros_like(visible, dtype=self.dtype).masked_fill_(~visible, lowest)[:, None]
+    def _additive(self, visible: Tensor) -> Tensor:
+        return torch.where(visible, *self._seen_or_not)[:, None]
 
     def norm(self, hidden: Float[Tensor, "batch rows width"]) -> Float[Tensor, "batch rows out"]:
         """What the head reads: the residual stream after the final norm (and output projection)."""

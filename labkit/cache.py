@@ -40,9 +40,9 @@ class SlotLayer(CacheLayerMixin):
         """Write the placed rows, return the first `width` slots."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        slots = self.owner.slots_on(key_states.device)[:, None, :, None]
-        for buffer, new in ((self.keys, key_states), (self.values, value_states)):
-            buffer.scatter_(2, slots.expand_as(new), new)
+        slots = self.owner.slots_on(key_states.device)
+        self.keys.scatter_(2, slots.expand(key_states.shape), key_states)
+        self.values.scatter_(2, slots.expand(value_states.shape), value_states)
         width = self.owner.width
         return self.keys[:, :, :width], self.values[:, :, :width]
 
@@ -80,10 +80,10 @@ class SlotCache(Cache):
     def place(self, slots: Int[Tensor, "batch rows"], width: int) -> None:
         """Say where the next forward writes its rows, and how many slots it may be shown."""
         self.width, self.rows = width, slots.shape[1]
-        self._copies = {slots.device: slots}
+        self._copies = {slots.device: slots[:, None, :, None]}
 
     def slots_on(self, device: torch.device) -> Tensor:
-        """The placed slots on a layer's device."""
+        """The placed slots on a layer's device, `(batch, 1, rows, 1)`."""
         if device not in self._copies:
             self._copies[device] = next(iter(self._copies.values())).to(device)
         return self._copies[device]

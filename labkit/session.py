@@ -12,6 +12,8 @@ from labkit.draft import Draft, Partial
 from labkit.errors import LabkitError
 
 PREFILL_ROWS = 512
+HEAD_INPUT = -1
+"""The tap of what the head reads: the state after the final norm."""
 
 
 def bucket(width: int) -> int:
@@ -42,6 +44,12 @@ class Session:
 
     def __init__(self, backbone: Backbone, batch: int, capacity: int, taps: Sequence[int] = ()):
         device = backbone.device
+        for depth in taps:
+            if depth != HEAD_INPUT and not 1 <= depth <= backbone.depth:
+                raise LabkitError(
+                    f"got a tap at depth {depth!r}; needed is a depth from 1 to {backbone.depth}, or {HEAD_INPUT} for "
+                    "what the head reads (the token embeddings are in the model itself)"
+                )
         self.backbone, self.batch, self.capacity = backbone, batch, capacity
         self.cache = backbone.cache(batch, capacity, taps)
         self.tokens = torch.zeros((batch, capacity + 1), dtype=torch.long, device=device)
@@ -62,8 +70,8 @@ class Session:
         for first in range(0, longest - 1, PREFILL_ROWS):
             last = min(first + PREFILL_ROWS, longest - 1)
             at = self._slots[:, first:last].expand(self.batch, -1)
-            hidden = self.run(self.tokens[:, first:last], 0, self.backbone.depth, rows := self._causal(at, last, -1))
-            self._tap_head_input(hidden, rows)
+            rows, tapped = self._causal(at, last, -1), HEAD_INPUT in self.cache.taps
+            self.run(self.tokens[:, first:last], 0, self.backbone.depth, rows, norm=tapped)
 
     def follow(self, n: Int[Tensor, "batch"], lengths: Sequence[int]) -> None:
         """Take over another session's lengths: how a draft model's own session keeps up."""
@@ -127,19 +135,26 @@ class Session:
 
     # -- runs -------------------------------------------------------------------------------------------
 
-    def run(self, x: Tensor, start: int, stop: int, rows: Rows, through: Backbone | None = None) -> Tensor:
-        """Run rows through layers [start, stop), keeping the states that a tap asks for; the residual stream.
+    def run(
+        self, x: Tensor, start: int, stop: int, rows: Rows, through: Backbone | None = None, norm: bool = False
+    ) -> Tensor:
+        """Run rows through layers [start, stop), keeping the states that a tap asks for.
 
-        x: token ids `(batch, rows)` if start is 0, else hidden states. `through`: another backbone over the
-        same weights (substituted layers).
+        x: token ids `(batch, rows)` if start is 0, else hidden states. Returns the residual stream, or with `norm`
+        what the head reads. `through`: another backbone over the same weights (substituted layers).
         """
         self.writes += 1
-        backbone = through or self.backbone
-        for depth in [d for d in self.cache.taps if start <= d < stop and (d > start or d == 0)] + [stop]:
-            x = backbone.run(x, start, depth, self.cache, rows.slots, rows.positions, rows.mask)
-            if depth in self.cache.taps:
+        backbone, taps = through or self.backbone, self.cache.taps
+        for depth in [d for d in taps if start < d < stop] + [stop]:
+            last = norm and depth == stop and depth not in taps
+            x = backbone.run(x, start, depth, self.cache, rows.slots, rows.positions, rows.mask, norm=last)
+            if depth in taps:
                 self.cache.write_tap(depth, x, rows.slots)
             start = depth
+        if norm and stop in taps:
+            x = backbone.norm(x)
+        if norm and HEAD_INPUT in taps:
+            self.cache.write_tap(HEAD_INPUT, x, rows.slots)
         return x
 
     def partial(self, hidden: Float[Tensor, "batch rows width"], depth: int) -> Partial:
@@ -151,25 +166,17 @@ class Session:
         partial, depth = draft.partial, self.backbone.depth
         ids = torch.cat([self.pending(), draft.tokens], 1)
         rows = self.tree(draft)
-        hidden = partial.hidden
-        if hidden is None:
-            hidden = self.run(ids, 0, depth, rows)
+        if partial.hidden is None:
+            normed = self.run(ids, 0, depth, rows, norm=True)
         else:
             self._check_partial(partial, ids.shape[1])
+            hidden = partial.hidden
             if partial.rows < ids.shape[1]:
                 fresh = self.run(ids[:, partial.rows :], 0, partial.depth, rows.after(partial.rows))
                 hidden = torch.cat([hidden, fresh], 1)
-            hidden = self.run(hidden, partial.depth, depth, rows)
+            normed = self.run(hidden, partial.depth, depth, rows, norm=True)
         self._draft = draft
-        return self.backbone.logits(self._tap_head_input(hidden, rows, needed=True))
-
-    def _tap_head_input(self, hidden: Tensor, rows: Rows, needed: bool = False) -> Tensor:
-        if not needed and -1 not in self.cache.taps:
-            return hidden
-        normed = self.backbone.norm(hidden)
-        if -1 in self.cache.taps:
-            self.cache.write_tap(-1, normed, rows.slots)
-        return normed
+        return self.backbone.logits(normed)
 
     def _check_partial(self, partial: Partial, rows: int) -> None:
         if partial.stamp != self.writes:

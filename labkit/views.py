@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_outputs import BaseModelOutputWithPast
@@ -126,7 +127,7 @@ def layer_range(
     if getattr(config, "layer_types", None) is not None:
         config.layer_types = list(config.layer_types[start:stop])
     absent: list[str] = [] if norm else list(FINAL)
-    if start > 0 or norm:
+    if start > 0:
         absent += EMBEDDING_SIDE
         dtype = next(decoder.parameters()).dtype
         for position in POSITIONS:
@@ -183,22 +184,15 @@ def packed_attention(module: nn.Module, query: Tensor, key: Tensor, value: Tenso
     """
     batch, heads, rows, dim = query.shape
     group = heads // key.shape[1]
-    if group == 1 or rows == 1 or rows > PACK_AT_MOST or attention_mask is None:
+    plain = kwargs.get("position_bias") is None and kwargs.get("softcap") is None
+    if rows > PACK_AT_MOST or attention_mask is None or not plain:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
-    folded = query.reshape(batch, key.shape[1], group * rows, dim)
-    mask = attention_mask.expand(batch, 1, rows, -1).repeat(1, 1, group, 1)
-    out, weights = sdpa_attention_forward(UNGROUPED, folded, key, value, mask, **kwargs)
-    return out.transpose(1, 2).reshape(batch, heads, rows, -1).transpose(1, 2).contiguous(), weights
-
-
-class _Ungrouped(nn.Module):
-    """Tells transformers' sdpa that keys and values already have one head per query head."""
-
-    num_key_value_groups = 1
-    is_causal = True
-
-
-UNGROUPED = _Ungrouped()
+    if group > 1:
+        query = query.reshape(batch, key.shape[1], group * rows, dim)
+        mask = attention_mask.expand(batch, 1, rows, -1)
+        attention_mask = mask.expand(-1, -1, group, -1) if rows == 1 else mask.repeat(1, 1, group, 1)
+    out = scaled_dot_product_attention(query, key, value, attention_mask, scale=kwargs.get("scaling"))
+    return out.reshape(batch, heads, rows, -1).transpose(1, 2).contiguous(), None
 
 
 AttentionInterface.register(PACKED, packed_attention)
