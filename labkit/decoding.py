@@ -91,6 +91,7 @@ def _context(
     return Context(
         tokens=session.tokens,
         n=n,
+        history=stop.history,
         lengths=tuple(stop.lengths),
         done=tuple(stop.done),
         room=tuple(stop.room),

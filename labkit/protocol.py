@@ -34,13 +34,14 @@ class Context:
     """A round as a drafter sees it; built by the loop.
 
     On the device: `tokens (batch, capacity + 1)` with `n (batch,)` of them committed. On the host, from the
-    last round's one copy: `lengths` (the same as n), `done`, `room` (new tokens still allowed), `max_room` (the
-    most room that an unfinished row has). `round` counts from 0.
+    last round's one copy: `history` (each row's committed ids, to be read only), `lengths` (the same as n), `done`,
+    `room` (new tokens still allowed), `max_room` (the most room that an unfinished row has). `round` counts from 0.
     `alone`: the drafter proposes every round and every verified draft was its own; a combinator clears it.
     """
 
     tokens: Int[Tensor, "batch slots"]
     n: Int[Tensor, "batch"]
+    history: Sequence[Sequence[int]]
     lengths: Sequence[int]
     done: Sequence[bool]
     room: Sequence[int]

@@ -15,9 +15,9 @@ class Stopping:
 
     A text ends with its end token, with the token that completes a stop string or satisfies a criterion, or with
     its `max_new_tokens`-th token. Criteria see every prefix, a CPU tensor `(1, length)` with the prompt in it, and
-    no scores. For each row: `output` (the new tokens), `done`, `reason` ("eos", "stop", "criteria", "length": the
-    first of these that holds; None while it goes on), `lengths` (with the prompt), `room` (new tokens still allowed,
-    0 when done).
+    no scores. For each row: `output` (the new tokens), `history` (prompt and new tokens), `lengths` (of those), `done`,
+    `reason` ("eos", "stop", "criteria", "length": the first of these that holds; None while it goes on), `room` (new
+    tokens still allowed, 0 when done).
     """
 
     def __init__(
@@ -30,6 +30,7 @@ class Stopping:
         if not isinstance(max_new_tokens, int) or isinstance(max_new_tokens, bool) or max_new_tokens < 1:
             raise LabkitError(f"got max_new_tokens={max_new_tokens!r}; needed is a whole number from 1; write 64")
         self.output: list[list[int]] = [[] for _ in prompts]
+        self.history: list[list[int]] = [list(prompt) for prompt in prompts]
         self.done = [False for _ in prompts]
         self.reason: list[str | None] = [None for _ in prompts]
         self.lengths = [len(prompt) for prompt in prompts]
@@ -50,6 +51,7 @@ class Stopping:
         ends = [self._end(row, block) for row, block in zip(range(len(self.done)), blocks, strict=True)]
         for row, (block, (keep, reason)) in enumerate(zip(blocks, ends, strict=True)):
             self.output[row] += block[:keep]
+            self.history[row] += block[:keep]
             self.lengths[row] += keep
             self.reason[row] = reason
             self.done[row] = reason is not None

@@ -176,3 +176,17 @@ def test_inference_mode_never_around_a_yield():
             if isinstance(node, ast.With) and "inference_mode" in ast.unparse(node.items[0]):
                 inside = [x for stmt in node.body for x in ast.walk(stmt)]
                 assert not [x for x in inside if isinstance(x, ast.Yield | ast.YieldFrom)], path
+
+
+# -- the package ----------------------------------------------------------------------------------------
+
+
+def test_every_package_and_prompt_set_is_shipped():
+    import tomllib
+
+    top = ROOT.parent
+    listed = tomllib.loads((top / "pyproject.toml").read_text())["tool"]["setuptools"]
+    found = {".".join(path.parent.relative_to(top).parts) for path in ROOT.rglob("__init__.py")}
+    assert set(listed["packages"]) == found | {"labkit._data.prompts"}
+    assert listed["package-dir"]["labkit._data.prompts"] == "data/prompts"
+    assert list((top / "data" / "prompts").glob("*.jsonl"))
