@@ -2,13 +2,14 @@
 
 import logging
 
-from labkit.acceptance import Match, Rejection
+from labkit.acceptance import Match, Rejection, Typical
 from labkit.backbone import Backbone
 from labkit.compare import Comparison
 from labkit.decoding import Round
 from labkit.draft import Draft, Partial
-from labkit.drafters import DraftModel, EarlyExit, Plain, PromptLookup
+from labkit.drafters import DraftModel, EarlyExit, Heads, Plain, PromptLookup
 from labkit.errors import LabkitError
+from labkit.heads import MEDUSA_CHOICES, Medusa, MLPSpeculator, best_tree, head_accuracies, load_heads, save_heads
 from labkit.lab import Lab, Token, load
 from labkit.loading import fetch
 from labkit.protocol import Context, Drafter
@@ -18,6 +19,7 @@ from labkit.trace import Generation
 logging.getLogger("labkit").addHandler(logging.NullHandler())
 
 __all__ = [
+    "MEDUSA_CHOICES",
     "Backbone",
     "Comparison",
     "Context",
@@ -26,9 +28,12 @@ __all__ = [
     "Drafter",
     "EarlyExit",
     "Generation",
+    "Heads",
     "Lab",
     "LabkitError",
+    "MLPSpeculator",
     "Match",
+    "Medusa",
     "Partial",
     "Plain",
     "PromptLookup",
@@ -36,6 +41,11 @@ __all__ = [
     "Round",
     "Session",
     "Token",
+    "Typical",
+    "best_tree",
     "fetch",
+    "head_accuracies",
     "load",
+    "load_heads",
+    "save_heads",
 ]

@@ -7,6 +7,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from labkit.draft import Draft
+from labkit.errors import LabkitError
 from labkit.noise import Noise, Salt
 from labkit.protocol import Acceptance, Verdict
 
@@ -135,3 +136,45 @@ def _normalised(mass: Float[Tensor, "batch vocab"], otherwise: Tensor) -> Float[
     """A law with these weights; `otherwise` where there are none (p = q up to rounding: nothing was rejected)."""
     total = mass.sum(-1, keepdim=True)
     return torch.where(total > 0, mass / total.clamp_min(torch.finfo(total.dtype).tiny), otherwise)
+
+
+@dataclass(frozen=True)
+class Typical(Acceptance):
+    """Keep what the target finds typical: p(x) > min(epsilon, delta * exp(-H)), H the entropy of p. LOSSY.
+
+    The longest path of such nodes is taken, the first in index order of several; then the target's own token. The
+    result says `lossless=False`. Source: Medusa 2401.10774, which uses these defaults.
+    """
+
+    epsilon: float = 0.09
+    delta: float = 0.3
+    lossless = False
+    keep_law = False
+
+    def __post_init__(self):
+        if not (0 <= self.epsilon <= 1 and self.delta >= 0):
+            raise LabkitError(f"got {self}; needed are epsilon from 0 to 1 and delta of 0 or more; write Typical()")
+
+    def draft_noise(self, noise: Noise, n: Int[Tensor, "batch"], round: int, level: int, vocab: int) -> Tensor | None:
+        """None: a draft proposes what it finds best."""
+        return None
+
+    def __call__(
+        self, draft: Draft, scores: Float[Tensor, "batch rows vocab"], noise: Noise, n: Int[Tensor, "batch"], round: int
+    ) -> Verdict:
+        """Judge a draft."""
+        target, laws = Match()._draws(draft, scores, noise, n), scores.softmax(-1)
+        floor = (-torch.special.entr(laws).sum(-1)).exp().mul_(self.delta).clamp_max_(self.epsilon)
+        above = draft.parents + 1
+        fits = laws.flatten(1).gather(1, above * scores.shape[2] + draft.tokens) > floor.gather(1, above)
+        reached = torch.nn.functional.pad((fits & draft.valid).long(), (1, 0), value=1)
+        for node in range(draft.nodes):
+            reached[:, 1 + node] *= reached.gather(1, above[:, node, None])[:, 0]
+        length = reached * torch.nn.functional.pad(draft.levels() + 1, (1, 0))
+        on = torch.zeros_like(reached).scatter_(1, length.argmax(1, keepdim=True), 1)
+        for node in reversed(range(draft.nodes)):
+            on.scatter_add_(1, above[:, node, None], on[:, 1 + node, None])
+        walk = _Walk(draft)
+        for node in range(draft.nodes):
+            walk.descend(node, on[:, 1 + node] > 0)
+        return walk.verdict(scores, target, target.gather(1, walk.current[:, None] + 1)[:, 0])

@@ -44,8 +44,8 @@ class Mask:
 class Backbone:
     """A causal LM taken apart at its layers.
 
-    depth: the number of layers L. width: of the residual stream. vocab: of the head. limit: positions the
-    model has. Construction compares the composition with the model's own forward on two short inputs and
+    depth: the number of layers L. width: of the residual stream. head_width, vocab: of the head. limit: positions
+    the model has. Construction compares the composition with the model's own forward on two short inputs and
     raises LabkitError, with the reason, for a model that it does not reproduce or cannot roll back.
     """
 
@@ -55,11 +55,13 @@ class Backbone:
         self.model = model
         self._path, self._decoder = views.find_decoder(model)
         self._layers = views.layers_of(self._decoder)
+        self._final = views.final_of(self._decoder)
         self.depth = len(self._layers)
         config = model.config.get_text_config()
         self.width: int = config.hidden_size
         head: Any = model.get_output_embeddings()
         self.vocab: int = head.weight.shape[0]
+        self.head_width: int = head.weight.shape[1]
         self.limit: int = position_limit(config)
         embedding: Any = model.get_input_embeddings()
         self.device: torch.device = embedding.weight.device
@@ -111,14 +113,14 @@ class Backbone:
         """Room for `capacity` slots in each of `batch` rows."""
         return SlotCache(len(self._layers), batch, capacity, taps)
 
-    def view(self, start: int, stop: int, *, norm: bool = False) -> nn.Module:
+    def view(self, start: int, stop: int) -> nn.Module:
         """The decoder's own forward over layers [start, stop); cached."""
-        key = (start, stop, norm)
+        key = (start, stop)
         if key not in self._views:
             if len(self._views) >= MOST_VIEWS:
                 self._views.pop(next(iter(self._views)))
             self._views[key] = views.layer_range(
-                self._decoder, start, stop, norm=norm, substitute=self._substitute, width=self.width
+                self._decoder, start, stop, substitute=self._substitute, width=self.width
             )
         return self._views[key]
 
@@ -131,18 +133,16 @@ class Backbone:
         slots: Int[Tensor, "batch rows"],
         positions: Int[Tensor, "batch rows"],
         mask: Mask,
-        *,
-        norm: bool = False,
-    ) -> Float[Tensor, "batch rows out"]:
-        """Run rows through layers [start, stop) and return the residual stream, or with `norm` what the head reads.
+    ) -> Float[Tensor, "batch rows width"]:
+        """Run rows through layers [start, stop) and return the residual stream, without the final norm.
 
         x: token ids `(batch, rows)` when start is 0, else hidden states `(batch, rows, width)`. The rows'
         keys and values go to `slots`; `mask` says which slots each row sees.
         """
-        if start == stop > 0 and not norm:
+        if start == stop > 0:
             return x
         cache.place(slots, mask.width)
-        return self.view(start, stop, norm=norm)(
+        return self.view(start, stop)(
             **{"input_ids" if start == 0 else "inputs_embeds": x, self._cache_name: cache},
             attention_mask=self.attention_mask(mask, start),
             position_ids=positions,
@@ -176,16 +176,9 @@ class Backbone:
 
     def norm(self, hidden: Float[Tensor, "batch rows width"]) -> Float[Tensor, "batch rows out"]:
         """What the head reads: the residual stream after the final norm (and output projection)."""
-        positions = torch.zeros(hidden.shape[:2], dtype=torch.long, device=hidden.device)
-        seen = torch.ones((*hidden.shape[:2], 1), dtype=torch.bool, device=hidden.device)
-        mask = self.mask(seen, positions, positions[:, :1])
-        return self.view(len(self._layers), len(self._layers), norm=True)(
-            inputs_embeds=hidden,
-            attention_mask=self.attention_mask(mask, 0),
-            position_ids=positions,
-            use_cache=False,
-            return_dict=True,
-        ).last_hidden_state
+        for module in self._final:
+            hidden = module(hidden)
+        return hidden
 
     def logits(self, normed: Float[Tensor, "batch rows out"]) -> Float[Tensor, "batch rows vocab"]:
         """The model's own head path, logit scales and soft-caps included, on `norm`'s output."""

@@ -156,6 +156,12 @@ class BareSteps:
         total = 0.0
         for work in works:
             session = self.sessions[work.backbone]
+            if work.other is not None:
+                once = work.other(session)
+                began = time.perf_counter()
+                once()
+                total += time.perf_counter() - began
+                continue
             rows = session.chain(0, work.rows)
             x = session.tokens[:, : work.rows]
             if work.start > 0:
@@ -242,10 +248,13 @@ def _row(
         return row | {"loop_efficiency": step * plain.decoding_speed, "step_seconds": step}
     most = max(1, contestant.drafter.nodes)
     c, v = bare.costs(contestant.name, most)
+    # A round in which no row drafted is a plain step; the others cost gamma c + v.
+    drafting = sum(any(r.drafted) for o in outs for r in o.rounds) / sum(contestant.rounds)
     gamma = drafted / sum(o.row_rounds for o in outs) if c else 0.0
-    ideal = row["tokens_per_round"] / (gamma * c + v)
+    ideal = row["tokens_per_round"] / (gamma * c + drafting * v + 1 - drafting)
     return row | {
-        "drafted_per_round": drafted / sum(o.row_rounds for o in outs), "acceptance_rate": accepted / max(1, drafted),
+        "drafting_rounds": drafting, "drafted_per_round": drafted / sum(o.row_rounds for o in outs),
+        "acceptance_rate": accepted / max(1, drafted),
         "alpha": accepted / max(1, judged), "c": c, "v": v, "ideal_speedup": ideal, "loop_efficiency": speedup / ideal,
     }  # fmt: skip
 
@@ -257,20 +266,8 @@ def report(result: dict[str, Any]) -> str:
             f"torch {m['torch']}, transformers {m['transformers']}, {m['date']}\n"
             f"{s['prompts']} prompts x {s['repeats']}, {s['max_new_tokens']} new tokens, tokens/s with prefill, "
             "speed-up and eta without")  # fmt: skip
-    titles = [
-        "",
-        "tokens/s [quartiles]",
-        "speed-up",
-        "tau",
-        "acc. rate",
-        "alpha",
-        "c",
-        "v",
-        "ideal",
-        "eta",
-        "same text",
-    ]
-    lines = [titles]
+    titles = ",tokens/s [quartiles],speed-up,tau,acc. rate,alpha,c,v,ideal,eta,same text".split(",")
+    lines: list[list[str]] = [list(titles)]
     for row in result["rows"]:
         cell = lambda name, row=row: f"{row[name]:.2f}" if name in row else "–"  # noqa: E731
         low, _, high = row["quartiles"]

@@ -21,9 +21,9 @@ class Options:
     Greedy unless sampling is asked for, by `do_sample=True` or by a temperature above 0, `top_k`, `top_p`, `min_p`
     or `typical_p`; sampling settings in the model's generation config are not taken over. `seed`: an int (row b
     gets seed + b) or one for each row. `early_exit=E`: decode with the first E layers only (lossy).
-    `acceptance`: labkit.Match() (default) or labkit.Rejection(). The last four are transformers' spellings of
-    EarlyExit(assistant_early_exit, max_draft=num_assistant_tokens) and PromptLookup(max_matching_ngram_size,
-    max_draft=prompt_lookup_num_tokens).
+    `acceptance`: labkit.Match() (default), labkit.Rejection(), or the lossy labkit.Typical(). The last four are
+    transformers' spellings of EarlyExit(assistant_early_exit, max_draft=num_assistant_tokens) and
+    PromptLookup(max_matching_ngram_size, max_draft=prompt_lookup_num_tokens).
     """
 
     max_new_tokens: int = 64
@@ -75,7 +75,9 @@ class Options:
                 "do_sample=True contradicts temperature=0; write a temperature above 0, or do_sample=False"
             )
         if options.acceptance is not None and not isinstance(options.acceptance, Acceptance):
-            raise LabkitError(f"acceptance={options.acceptance!r}; write labkit.Match() or labkit.Rejection()")
+            raise LabkitError(
+                f"acceptance={options.acceptance!r}; write labkit.Match(), labkit.Rejection() or labkit.Typical()"
+            )
         return options
 
     @property

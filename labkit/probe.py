@@ -96,7 +96,7 @@ def attention_layout(backbone: Backbone) -> tuple[list[bool], bool]:
     """
     seen: dict[int, Tensor | None] = {}
     spied: Any = views.layer_range(
-        backbone._decoder, 0, backbone.depth, norm=False, width=backbone.width,
+        backbone._decoder, 0, backbone.depth, width=backbone.width,
         substitute=lambda index, layer: Spy(layer, seen, index),
     )  # fmt: skip
     spied.config._attn_implementation = "eager"

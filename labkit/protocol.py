@@ -95,6 +95,7 @@ class Work:
     """Model work of a round, for measuring its ideal: `times` runs of `rows` rows through layers [start, stop).
 
     `head`: the head reads the last rows, as many as were run. `backbone`: another model's; None = the target's.
+    `other`: instead, work of another kind: given a session, it returns a function that does it once.
     """
 
     start: int
@@ -103,6 +104,7 @@ class Work:
     times: int = 1
     head: int = 0
     backbone: Any = None
+    other: Callable[[Session], Callable[[], Any]] | None = None
 
 
 class Acceptance(ABC):

@@ -70,8 +70,9 @@ class Session:
         for first in range(0, longest - 1, PREFILL_ROWS):
             last = min(first + PREFILL_ROWS, longest - 1)
             at = self._slots[:, first:last].expand(self.batch, -1)
-            rows, tapped = self._causal(at, last, -1), HEAD_INPUT in self.cache.taps
-            self.run(self.tokens[:, first:last], 0, self.backbone.depth, rows, norm=tapped)
+            hidden = self.run(self.tokens[:, first:last], 0, self.backbone.depth, rows := self._causal(at, last, -1))
+            if HEAD_INPUT in self.cache.taps:
+                self.norm(hidden, rows)
 
     def follow(self, n: Int[Tensor, "batch"], lengths: Sequence[int]) -> None:
         """Take over another session's lengths: how a draft model's own session keeps up."""
@@ -135,27 +136,27 @@ class Session:
 
     # -- runs -------------------------------------------------------------------------------------------
 
-    def run(
-        self, x: Tensor, start: int, stop: int, rows: Rows, through: Backbone | None = None, norm: bool = False
-    ) -> Tensor:
-        """Run rows through layers [start, stop), keeping the states that a tap asks for.
+    def run(self, x: Tensor, start: int, stop: int, rows: Rows, through: Backbone | None = None) -> Tensor:
+        """Run rows through layers [start, stop), keeping the states that a tap asks for; the residual stream.
 
-        x: token ids `(batch, rows)` if start is 0, else hidden states. Returns the residual stream, or with `norm`
-        what the head reads. `through`: another backbone over the same weights (substituted layers).
+        x: token ids `(batch, rows)` if start is 0, else hidden states. `through`: another backbone over the
+        same weights (substituted layers).
         """
         self.writes += 1
-        backbone, taps = through or self.backbone, self.cache.taps
-        for depth in [d for d in taps if start < d < stop] + [stop]:
-            last = norm and depth == stop and depth not in taps
-            x = backbone.run(x, start, depth, self.cache, rows.slots, rows.positions, rows.mask, norm=last)
-            if depth in taps:
+        backbone = through or self.backbone
+        for depth in [d for d in self.cache.taps if start < d < stop] + [stop]:
+            x = backbone.run(x, start, depth, self.cache, rows.slots, rows.positions, rows.mask)
+            if depth in self.cache.taps:
                 self.cache.write_tap(depth, x, rows.slots)
             start = depth
-        if norm and stop in taps:
-            x = backbone.norm(x)
-        if norm and HEAD_INPUT in taps:
-            self.cache.write_tap(HEAD_INPUT, x, rows.slots)
         return x
+
+    def norm(self, hidden: Tensor, rows: Rows) -> Tensor:
+        """What the head reads, from the last layer's states; kept if a tap asks for it."""
+        normed = self.backbone.norm(hidden)
+        if HEAD_INPUT in self.cache.taps:
+            self.cache.write_tap(HEAD_INPUT, normed, rows.slots)
+        return normed
 
     def partial(self, hidden: Float[Tensor, "batch rows width"], depth: int) -> Partial:
         """What a drafter hands over: states of the first rows at `depth`, stamped with this moment."""
@@ -166,17 +167,17 @@ class Session:
         partial, depth = draft.partial, self.backbone.depth
         ids = torch.cat([self.pending(), draft.tokens], 1)
         rows = self.tree(draft)
-        if partial.hidden is None:
-            normed = self.run(ids, 0, depth, rows, norm=True)
+        hidden = partial.hidden
+        if hidden is None:
+            hidden = self.run(ids, 0, depth, rows)
         else:
             self._check_partial(partial, ids.shape[1])
-            hidden = partial.hidden
             if partial.rows < ids.shape[1]:
                 fresh = self.run(ids[:, partial.rows :], 0, partial.depth, rows.after(partial.rows))
                 hidden = torch.cat([hidden, fresh], 1)
-            normed = self.run(hidden, partial.depth, depth, rows, norm=True)
+            hidden = self.run(hidden, partial.depth, depth, rows)
         self._draft = draft
-        return self.backbone.logits(normed)
+        return self.backbone.logits(self.norm(hidden, rows))
 
     def _check_partial(self, partial: Partial, rows: int) -> None:
         if partial.stamp != self.writes:

@@ -109,10 +109,13 @@ def layers_of(decoder: nn.Module) -> Any:
     return decoder._modules[child(decoder, LAYERS) or LAYERS[0]]
 
 
-def layer_range(
-    decoder: nn.Module, start: int, stop: int, *, norm: bool, substitute: Callable, width: int
-) -> nn.Module:
-    """The decoder's own forward over layers [start, stop), with the final norm only if `norm`.
+def final_of(decoder: nn.Module) -> list[nn.Module]:
+    """What the decoder does after its last layer, in order: the norm, and an output projection where there is one."""
+    return [decoder._modules[name] for name in FINAL if decoder._modules.get(name) is not None]  # type: ignore
+
+
+def layer_range(decoder: nn.Module, start: int, stop: int, *, substitute: Callable, width: int) -> nn.Module:
+    """The decoder's own forward over layers [start, stop), without the final norm.
 
     `substitute(index, layer) -> layer` may replace a layer; input-side work is left to start == 0.
     """
@@ -126,7 +129,7 @@ def layer_range(
     config.num_hidden_layers = stop - start
     if getattr(config, "layer_types", None) is not None:
         config.layer_types = list(config.layer_types[start:stop])
-    absent: list[str] = [] if norm else list(FINAL)
+    absent: list[str] = list(FINAL)
     if start > 0:
         absent += EMBEDDING_SIDE
         dtype = next(decoder.parameters()).dtype

@@ -13,7 +13,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 from jaxtyping import install_import_hook
 
 # The doors (lab, options, prompts, loading, a strategy's settings) check their input themselves, in labkit's words.
-CHECKED = "acceptance backbone cache compare decoding draft noise probe protocol session stopping trace views warp"
+CHECKED = "heads.medusa heads.mlp_speculator heads.trees acceptance backbone cache compare decoding draft noise probe protocol session stopping trace views warp"
 install_import_hook([f"labkit.{name}" for name in CHECKED.split()], "beartype.beartype")
 torch.set_num_threads(1)
 

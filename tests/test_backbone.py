@@ -123,7 +123,7 @@ def test_compiled():
         raise AssertionError("a view ran the compiled whole")
 
     model.model._compiled_call_impl = never
-    decoder = views.layer_range(model.model, 0, 2, norm=False, substitute=lambda index, layer: layer, width=32)
+    decoder = views.layer_range(model.model, 0, 2, substitute=lambda index, layer: layer, width=32)
     assert decoder._compiled_call_impl is None and model.model._compiled_call_impl is never
     other = families.tiny("llama")
     assert Backbone(torch.compile(other)).model is other

@@ -6,10 +6,20 @@ import torch
 from scripted import RandomTree, Replay, accepted_lengths, reference, watched
 
 import labkit
-from labkit.drafters import DraftModel, EarlyExit, Plain, PromptLookup
+from labkit import MLPSpeculator
+from labkit.drafters import DraftModel, EarlyExit, Heads, Plain, PromptLookup
 
 PROMPTS = [[3, 14, 15, 9, 26, 5, 35], [8], [58, 9, 7, 9, 3, 2, 3, 8, 4, 6, 2, 6]]
 COUNT = 15
+
+
+def some_heads(model):
+    head = model.get_output_embeddings().weight
+    heads = MLPSpeculator(head.shape[1], head.shape[0], 3, 24, dtype=head.dtype)
+    for parameter in heads.parameters():
+        torch.nn.init.normal_(parameter, std=0.4, generator=torch.Generator().manual_seed(3))
+    return heads
+
 
 STRATEGIES = {
     "Plain": lambda model, texts: Plain(),
@@ -20,6 +30,9 @@ STRATEGIES = {
     "EarlyExit (first layer)": lambda model, texts: EarlyExit(1, max_draft=6),
     "EarlyExit (all layers)": lambda model, texts: EarlyExit(4, max_draft=3),
     "EarlyExit (share=False)": lambda model, texts: EarlyExit(2, max_draft=3, share=False),
+    "Heads, chain": lambda model, texts: Heads(some_heads(model), top_k=(1, 1, 1)),
+    "Heads, product tree": lambda model, texts: Heads(some_heads(model), top_k=(3, 2, 2), candidates=4),
+    "Heads, fixed tree": lambda model, texts: Heads(some_heads(model), tree=[(0,), (1,), (0, 0), (0, 1), (1, 0)]),
     "chain, sometimes right": lambda model, texts: Replay(PROMPTS, texts, 4, accepted_lengths(4)),
     "chain, never right": lambda model, texts: Replay(PROMPTS, texts, 3, (0,)),
     "chain, always right": lambda model, texts: Replay(PROMPTS, texts, 3, (99,)),

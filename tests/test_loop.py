@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from transformers import StoppingCriteria
 
 import labkit
-from labkit import Drafter, DraftModel, EarlyExit, Plain, PromptLookup, decoding
+from labkit import Drafter, DraftModel, EarlyExit, Heads, Plain, PromptLookup, decoding
 from labkit.lab import _Run
 
 PROMPTS = [[3, 14, 15, 9, 26, 5, 35], [8], [58, 9, 7, 9, 3, 2, 3, 8, 4, 6, 2, 6]]
@@ -44,12 +44,23 @@ def texts(family: str = "llama", prompts=PROMPTS, count: int = COUNT) -> list[li
     return [text_of(family, tuple(prompt), count) for prompt in prompts]
 
 
+@functools.cache
+def some_heads():
+    heads = labkit.MLPSpeculator(32, 61, 3, 24, dtype=torch.float64)
+    for parameter in heads.parameters():
+        torch.nn.init.normal_(parameter, std=0.4, generator=torch.Generator().manual_seed(3))
+    return heads
+
+
 STRATEGIES = {
     "Plain": lambda prompts, texts: Plain(),
     "PromptLookup": lambda prompts, texts: PromptLookup(ngram=2, max_draft=3),
     "EarlyExit": lambda prompts, texts: EarlyExit(2, max_draft=3),
     "EarlyExit (share=False)": lambda prompts, texts: EarlyExit(2, max_draft=3, share=False),
     "DraftModel": lambda prompts, texts: DraftModel(small_model(), max_draft=3),
+    "Heads (chain)": lambda prompts, texts: Heads(some_heads(), top_k=(1, 1, 1)),
+    "Heads (product tree)": lambda prompts, texts: Heads(some_heads(), top_k=(3, 2, 2), candidates=4),
+    "Heads (fixed tree)": lambda prompts, texts: Heads(some_heads(), tree=[(0,), (1,), (0, 0), (0, 1), (1, 0)]),
     "chain": lambda prompts, texts: Replay(prompts, texts, 4, accepted_lengths(4)),
     "trees": lambda prompts, texts: RandomTree(prompts, texts, taps=(1, -1)),
 }

@@ -1,0 +1,142 @@
+"""Drafting with heads on the target's last hidden state: MLPSpeculator, Medusa, or any module with their verbs."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from labkit.draft import ChainBuffer, Draft
+from labkit.errors import LabkitError
+from labkit.heads.trees import FixedTree, ProductTree, check_choices, tree_sizes
+from labkit.protocol import Context, Drafter, Work
+from labkit.session import HEAD_INPUT, Session
+
+
+@dataclass
+class _State:
+    session: Session
+    chain: ChainBuffer
+    tree: ProductTree | FixedTree | None
+
+
+@dataclass(frozen=True, repr=False)
+class Heads(Drafter):
+    """Chains or trees from `heads` (see labkit.load_heads); no KV of its own, no run of the target.
+
+    top_k: how many tokens of each head in use (default: what the heads were made for); all 1 is a chain, drawn as the
+    acceptance rule wants it. candidates: how many whole paths of that product tree are kept. tree: instead, fixed
+    choices such as [(0,), (0, 0), (1,)], whose ranks stay below `top_k` if that is given too. A prompt of one token
+    has no state yet: its first round proposes nothing. Sources: MLPSpeculator 2404.19124, Medusa 2401.10774.
+    """
+
+    heads: Any
+    top_k: Sequence[int] | None = None
+    candidates: int | None = None
+    tree: Sequence[tuple[int, ...]] | None = None
+
+    def __post_init__(self):
+        count, vocab = self.heads.count, self.heads.vocab
+        top_k = tuple(self.heads.top_k if self.top_k is None else self.top_k)
+        if not top_k or any(isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= vocab for k in top_k):
+            raise LabkitError(f"got top_k={top_k!r}; write how many tokens of each head, such as (3, 2, 1)")
+        if len(top_k) > count:
+            raise LabkitError(f"top_k={top_k} asks for {len(top_k)} heads, and there are n_predict={count}")
+        if self.tree is not None:
+            if self.candidates is not None:
+                raise LabkitError("got a tree and candidates; a fixed tree is not pruned, leave out one")
+            check_choices(self.tree, len(top_k), [vocab] * count if self.top_k is None else top_k)
+            object.__setattr__(self, "tree", tuple(tuple(choice) for choice in self.tree))
+        leaves, candidates = math.prod(top_k), self.candidates
+        if candidates is None:
+            candidates = min(self.heads.candidates, leaves)
+        if isinstance(candidates, bool) or not isinstance(candidates, int) or not 1 <= candidates <= leaves:
+            raise LabkitError(f"got candidates={candidates!r}; the tree of top_k={top_k} has 1 .. {leaves} paths")
+        object.__setattr__(self, "top_k", top_k)
+        object.__setattr__(self, "candidates", candidates)
+
+    def __repr__(self) -> str:
+        shape = f"top_k={self.top_k}, candidates={self.candidates}"
+        if self.tree is not None:
+            shape = f"tree of {len(self.tree)} nodes"
+        return f"Heads({type(self.heads).__name__}, {shape})"
+
+    @property
+    def taps(self) -> Sequence[int]:  # type: ignore
+        """What the head reads, of every committed token."""
+        return (HEAD_INPUT,)
+
+    @property
+    def levels(self) -> int:
+        """The deepest level."""
+        return len(self.top_k or ()) if self.tree is None else max(map(len, self.tree))
+
+    @property
+    def nodes(self) -> int:
+        """The most nodes of a tree."""
+        return sum(tree_sizes(self.top_k or (), self.candidates or 1)) if self.tree is None else len(self.tree)
+
+    def check(self, session: Session) -> None:
+        """Heads and target must have one width and one vocabulary."""
+        backbone = session.backbone
+        if self.heads.width != backbone.head_width or self.heads.vocab != backbone.vocab:
+            raise LabkitError(
+                f"the heads read states of width {self.heads.width} and know {self.heads.vocab} tokens; the target's "
+                f"head reads {backbone.head_width} and knows {backbone.vocab}; load heads made for this target"
+            )
+
+    def begin(self, session: Session) -> _State:
+        """The buffers of a chain or a tree."""
+        tree = None
+        if self.tree is not None:
+            tree = FixedTree(self.heads, self.tree, session.tokens.device)
+        elif self.candidates != 1:
+            tree = ProductTree(self.heads, self.top_k or (), self.candidates or 1, session.tokens)
+        elif max(self.top_k or ()) > 1:
+            tree = ProductTree(self.heads, self.top_k or (), 1, session.tokens)
+        return _State(session, ChainBuffer(session.tokens, self.levels), tree)
+
+    def work(self, depth: int) -> tuple[list[Work], list[Work]]:
+        """The heads' own work, and a verification of all nodes."""
+        return [Work(0, 0, 1, other=self._bare)], super().work(depth)[1]
+
+    def _bare(self, session: Session) -> Callable[[], Any]:
+        state, token = self.begin(session), session.pending()
+        shape, like = (session.batch, 1, self.heads.width), session.backbone.dtype
+        hidden = torch.zeros(shape, dtype=like, device=token.device)
+        if state.tree is not None:
+            tree = state.tree
+            return lambda: tree.draft(hidden, token, self.levels).tokens.tolist()
+        return lambda: self._chain(hidden, token, self.levels, lambda level, logits: logits.argmax(-1)).tolist()
+
+    def propose(self, state: _State, context: Context) -> Draft:
+        """From the state of the last accepted token, and the pending token after it."""
+        session, count = state.session, context.length(self.levels)
+        tap = session.cache.taps[HEAD_INPUT]
+        if count == 0 or tap is None:
+            return Draft.empty(context.tokens)
+        last = (context.n - 2).clamp_min(0)[:, None, None].to(tap.device)
+        hidden = tap.gather(1, last.expand(-1, 1, tap.shape[2]))
+        if state.tree is not None:
+            draft = state.tree.draft(hidden, session.pending(), count)
+        else:
+            chain = state.chain
+
+            def draw(level: int, logits: Tensor) -> Tensor:
+                drawn = context.draw(logits.to(context.n.device), chain.tokens[:, :level])
+                chain.put(level, drawn.token, drawn.q, drawn.probs)
+                return drawn.token
+
+            self._chain(hidden, session.pending(), count, draw)
+            draft = chain.draft(count)
+        return replace(draft, valid=draft.valid & (context.n >= 2)[:, None])
+
+    def _chain(self, hidden: Tensor, token: Tensor, count: int, draw: Callable[[int, Tensor], Tensor]) -> Tensor:
+        """One token a head, each after the one drawn before; the last."""
+        current, token = self.heads.start(hidden), token[:, 0]
+        for head in range(count):
+            current = self.heads.step(head, current, token[:, None, None])
+            token = draw(head, self.heads.logits(head, current)[:, 0].float())
+        return token

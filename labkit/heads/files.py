@@ -1,0 +1,190 @@
+"""Head checkpoints as they are published: recognised by their names, loaded strictly, tensor by tensor, in place."""
+
+import hashlib
+import json
+import os
+import re
+import tempfile
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from labkit.errors import LabkitError
+from labkit.heads.medusa import Medusa
+from labkit.heads.mlp_speculator import MLPSpeculator
+from labkit.heads.stored import Layout, Stored, find_files, find_folder, recognise, some
+
+HASH = "labkit_target_head"
+
+
+def load_heads(source: Any, lab: Any, *, dtype: torch.dtype | None = None, check: bool = True) -> nn.Module:
+    """Load MLPSpeculator or Medusa heads for `lab` from a folder or a hub id, in any published layout.
+
+    The heads come to the device of the target's head, in the target's compute dtype or in `dtype`; they never take
+    its quantisation. Raises LabkitError for a checkpoint that is incomplete, holds more, or fits another target;
+    `check=False` ignores a stored hash of another target's head. Returns an MLPSpeculator or a Medusa.
+    """
+    folder = find_folder(source)
+    config = json.loads((folder / "config.json").read_text()) if (folder / "config.json").exists() else {}
+    stored = Stored(find_files(folder))
+    layout = recognise(stored, config, set(lab.model.state_dict()), folder)
+    backbone = lab.backbone
+    where = {"device": "meta", "dtype": dtype or backbone.dtype}
+    if layout is Layout.MLP_SPECULATOR:
+        heads = _speculator(config, stored, where)
+    else:
+        heads = _medusa(config, stored, layout, where, backbone)
+    check_pair(heads, lab)
+    if check and HASH in config and config[HASH] != (ours := head_hash(lab)):
+        raise LabkitError(
+            f"{folder} was made for a target whose head has the hash {config[HASH]}, and this one has {ours}; load the "
+            "target that it was made for, or write check=False"
+        )
+    fill(heads, stored, backbone.model.get_output_embeddings().weight.device)
+    return heads.eval().requires_grad_(False)
+
+
+def _speculator(config: Mapping, stored: Stored, where: dict) -> MLPSpeculator:
+    needed = ("emb_dim", "vocab_size", "n_predict")
+    absent = [name for name in needed if name not in config]
+    if absent:
+        raise LabkitError(f"config.json of an MLPSpeculator lacks {', '.join(absent)}; it has {some(config)}")
+    heads = MLPSpeculator(
+        config["emb_dim"], config["vocab_size"], config["n_predict"], config.get("inner_dim", 0),
+        tie=config.get("tie_weights", False), scale_input=config.get("scale_input", False),
+        top_k=config.get("top_k_tokens_per_head"), candidates=config.get("n_candidates", 1), **where,
+    )  # fmt: skip
+    if heads.tie:
+        _drop_copies(stored, heads)
+    return heads
+
+
+def _drop_copies(stored: Stored, heads: nn.Module) -> None:
+    """A tied file may hold a shared tensor n times: the copies must be equal, and one is kept."""
+    wanted = dict(heads.named_parameters())  # each shared one once, under its first name
+    for name, parameter in heads.named_parameters(remove_duplicate=False):
+        if name in stored.shapes and name not in wanted:
+            first = next(other for other, one in wanted.items() if one is parameter)
+            if first in stored.shapes and not torch.equal(stored.read(first), stored.read(name)):
+                raise LabkitError(f"tie_weights is true, but {first} and {name} differ; they must be one tensor")
+            if first not in stored.shapes:
+                stored.shapes[first], stored._read[first] = stored.shapes[name], stored._read[name]
+            del stored.shapes[name]
+
+
+def _medusa(config: Mapping, stored: Stored, layout: Layout, where: dict, backbone: Any) -> Medusa:
+    if layout is Layout.MEDUSA_VLLM:
+        layers = 1 + max(int(m[1]) for name in stored.shapes if (m := re.match(r"blocks\.\d+\.layers\.(\d+)", name)))
+        stored.select({name: _from_vllm(name, layers) for name in stored.shapes})
+    parts = [name.split(".") for name in stored.shapes]
+    count = 1 + max(int(part[0]) for part in parts)
+    linears = [int(part[1]) for part in parts if part[2] == "linear"]
+    layers = 1 + max(linears, default=-1)
+    own = [name for name in stored.shapes if ".linear." not in name]
+    stated, stated_layers = config.get("medusa_num_heads", count), config.get("medusa_num_layers", layers)
+    if stated > count or stated_layers != layers:
+        raise LabkitError(
+            f"config.json states {stated} heads of {stated_layers} layers, and the file holds {count} of {layers}"
+        )
+    if stated < count:
+        warnings.warn(f"config.json states {stated} heads, the file holds {count}: taking {count}", stacklevel=3)
+    shape = stored.shapes[own[0]] if own else (backbone.vocab, next(iter(stored.shapes.values()))[0])
+    heads = Medusa(
+        shape[1], shape[0], count, layers, base=None if own else target_head(backbone),
+        bias=any(name.endswith(".bias") for name in stored.shapes), **where,
+    )  # fmt: skip
+    stored.select({name: f"heads.{name}" for name in stored.shapes})
+    return heads
+
+
+def target_head(backbone: Any) -> Callable[[Tensor], Tensor]:
+    """The target's own head path, for heads without an output layer (Medusa V2); any dtype in."""
+    return lambda hidden: backbone.logits(hidden.to(backbone.dtype))
+
+
+def _from_vllm(name: str, layers: int) -> str:
+    kind, head, *rest = name.split(".")
+    return f"{head}.{rest[1]}.linear.{rest[2]}" if kind == "blocks" else f"{head}.{layers}.weight"
+
+
+def check_pair(heads: Any, lab: Any) -> None:
+    """Raise LabkitError unless heads and target have one width and one vocabulary."""
+    backbone, tokenizer = lab.backbone, getattr(lab, "tokenizer", None)
+    width = backbone.head_width
+    if heads.width != width:
+        raise LabkitError(f"the heads read states of width {heads.width}, and the target's head reads {width}")
+    if heads.vocab != backbone.vocab:
+        raise LabkitError(f"the heads have a vocabulary of {heads.vocab} tokens, and the target's has {backbone.vocab}")
+    if tokenizer is not None and len(tokenizer) > backbone.vocab:
+        raise LabkitError(f"the tokenizer has {len(tokenizer)} tokens, and the heads know {backbone.vocab}")
+
+
+def fill(heads: nn.Module, stored: Stored, device: torch.device) -> None:
+    """Put every tensor in its place: checked first, then one at a time, so that nothing is allocated twice."""
+    wanted = dict(heads.named_parameters())
+    missing, extra = sorted(set(wanted) - set(stored.shapes)), sorted(set(stored.shapes) - set(wanted))
+    odd = [
+        f"{name} is {stored.shapes[name]}, needed {tuple(parameter.shape)}"
+        for name, parameter in wanted.items()
+        if name in stored.shapes and stored.shapes[name] != tuple(parameter.shape)
+    ]
+    faults = [f"missing {some(missing)}"] * bool(missing) + [f"not expected {some(extra)}"] * bool(extra) + odd[:6]
+    if faults:
+        raise LabkitError(f"the checkpoint does not fit {type(heads).__name__} as configured: {'; '.join(faults)}")
+    for name, parameter in wanted.items():
+        loaded = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
+        loaded.copy_(stored.read(name))
+        for module in heads.modules():
+            for key, held in module._parameters.items():
+                if held is parameter:
+                    module._parameters[key] = nn.Parameter(loaded, requires_grad=False)
+
+
+@torch.inference_mode()
+def head_hash(lab: Any) -> str:
+    """Of the target's head weights, rounded to bfloat16, so that a target loaded in another dtype has the same."""
+    digest = hashlib.sha256()
+    for rows in lab.backbone.model.get_output_embeddings().weight.split(4096):
+        digest.update(rows.to(torch.bfloat16).cpu().contiguous().view(torch.int16).numpy().tobytes())
+    return "sha256:" + digest.hexdigest()
+
+
+def save_heads(heads: Any, folder: Any, lab: Any = None) -> Path:
+    """Write heads as they are published: config.json and one safetensors file, whole or not at all.
+
+    With `lab`, the name of the target and the hash of its head are stored, and checked by `load_heads`.
+    """
+    folder = Path(folder)
+    if isinstance(heads, MLPSpeculator):
+        name, prefix = "model.safetensors", "speculator."
+        config: dict[str, Any] = {
+            "architectures": ["MLPSpeculatorPreTrainedModel"], "model_type": "mlp_speculator",
+            "emb_dim": heads.width, "inner_dim": heads.inner, "vocab_size": heads.vocab, "n_predict": heads.count,
+            "top_k_tokens_per_head": list(heads.top_k), "n_candidates": heads.candidates,
+            "tie_weights": heads.tie, "scale_input": heads.scale_input,
+        }  # fmt: skip
+    elif isinstance(heads, Medusa):
+        name, prefix = "medusa_lm_head.safetensors", ""
+        config = {"medusa_num_heads": heads.count, "medusa_num_layers": heads.layers}
+        config |= {} if heads.base is None else {"version": "2"}
+    else:
+        raise LabkitError(f"got a {type(heads).__name__}; save_heads writes MLPSpeculator and Medusa heads")
+    tensors = {
+        prefix + key.removeprefix("heads."): value.detach().contiguous() for key, value in heads.named_parameters()
+    }
+    config["torch_dtype"] = str(next(iter(tensors.values())).dtype).removeprefix("torch.")
+    if lab is not None:
+        check_pair(heads, lab)
+        config |= {"base_model_name_or_path": lab.model.config.name_or_path, HASH: head_hash(lab)}
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".part-") as part:
+        save_file(tensors, Path(part) / name, metadata={"format": "pt"})
+        (Path(part) / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+        os.replace(Path(part) / name, folder / name)
+        os.replace(Path(part) / "config.json", folder / "config.json")
+    return folder
