@@ -609,7 +609,7 @@ BAD = {
     "training": (lambda: labkit.Lab(trained()), r"training mode.*call model\.eval\(\)"),
     "max_new_tokens 0": (lambda: lab().generate("ab", max_new_tokens=0), "got max_new_tokens=0; needed is.*write 64"),
     "max_new_tokens text": (lambda: lab().generate("ab", max_new_tokens=True), "got max_new_tokens=True; needed is.*write"),
-    "acceptance class": (lambda: lab().generate("ab", acceptance=Match), r"write labkit.Match\(\) or labkit.Rejection\(\)"),
+    "acceptance class": (lambda: lab().generate("ab", acceptance=Match), r"write labkit.Match\(\), labkit.Rejection\(\) or"),
     "end token": (lambda: lab().generate("ab", eos_token_id="x"), "got end tokens 'x'; needed are token ids; write"),
     "stop string": (lambda: lab().generate("ab", stop_strings=""), "stop_strings=''; needed are strings.*write None"),
     "prompt of no kind": (lambda: lab().generate(3.5), "got a prompt of type float; write text"),
