@@ -1,0 +1,91 @@
+"""The command line on the real model, and its refusals."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from labkit.cli import main
+
+
+def run(capsys, *words):
+    code = main(list(words))
+    out = capsys.readouterr()
+    return code, out.out, out.err
+
+
+@pytest.mark.smollm2
+def test_demo(capsys, tmp_path):
+    picture = tmp_path / "demo.png"
+    code, out, _ = run(capsys, "demo", "--max-new-tokens", "6", "--picture", str(picture))
+    assert code == 0 and picture.read_bytes().startswith(b"\x89PNG")
+    for words in ("strategy", "same text", "Plain()", "PromptLookup(", "EarlyExit(exit=24", str(picture), "[code-01]"):
+        assert words in out
+    code, out, _ = run(capsys, "demo", "--max-new-tokens", "4", "--picture", str(picture), "--json")
+    found = json.loads(out)
+    assert code == 0 and [e["same_text"] for e in found["entries"]] == ["yes"] * 3 and found["machine"]["torch"]
+
+
+@pytest.mark.smollm2
+def test_generate(capsys):
+    code, out, _ = run(
+        capsys, "generate", "What is the capital of France?", "--drafter", "DraftModel('smollm2-135m', max_draft=2)",
+        "--max-new-tokens", "8",
+    )  # fmt: skip
+    assert code == 0 and "The capital of France is Paris" in out and "100% of" in out
+    code, out, _ = run(capsys, "generate", "Once upon", "--raw", "--temperature", "0.8", "--seed", "3",
+                       "--early-exit", "29", "--max-new-tokens", "4", "--json")  # fmt: skip
+    found = json.loads(out)
+    assert code == 0 and len(found["tokens"][0]) == 4 and not found["lossless"] and found["settings"]["seed"] == 3
+
+
+@pytest.mark.smollm2
+def test_bench(capsys, tmp_path):
+    file = tmp_path / "bench.json"
+    code, out, err = run(
+        capsys, "bench", "--drafters", "EarlyExit(24, max_draft=2)", "PromptLookup()", "--prompts", "editing",
+        "--per-set", "1", "--max-new-tokens", "6", "--json", str(file),
+    )  # fmt: skip
+    found = json.loads(file.read_text())
+    names = [row["name"] for row in found["rows"]]
+    assert code == 0 and "transformers generate" in names and "eta" in out and "prompt 1 of 1" in err
+    assert "transformers assistant_early_exit=24, num_assistant_tokens=2" in names
+    assert all(row["same_text"] == 1 for row in found["rows"]) and found["command"].startswith("labkit bench")
+    exit = next(row for row in found["rows"] if row["name"].startswith("EarlyExit"))
+    assert exit["host_copies_per_round"] == 1 and exit["loop_efficiency"] > 0 and exit["c"] > 0 and exit["v"] > 0
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("generate", "x", "--model", "no/such"), "no/such"),
+        (("fetch", "nothing"), "nothing"),
+        (("bench", "--model", "no/such", "--drafter", "Plain()"), "no/such"),
+    ],
+)
+def test_refusals(capsys, words, message):
+    code, out, err = run(capsys, *words)
+    assert code == 2 and message in err and not out
+
+
+@pytest.mark.smollm2
+@pytest.mark.parametrize(
+    ("drafter", "message"),
+    [
+        ("Earlyexit(2)", "the nearest is EarlyExit"),
+        ("EarlyExit(99)", "exit=99"),
+        ("EarlyExit(2, max_draft=0)", "max_draft=0"),
+        ("EarlyExit(__import__('os'))", "not a literal"),
+    ],
+)
+def test_bad_strategies(capsys, drafter, message):
+    code, _, err = run(capsys, "generate", "x", "--drafter", drafter, "--max-new-tokens", "2")
+    assert code == 2 and message in err
+
+
+def test_doctor_and_module(capsys):
+    code, out, _ = run(capsys, "doctor")
+    assert code == 0 and "torch" in out
+    shown = subprocess.run([sys.executable, "-m", "labkit", "--help"], capture_output=True, text=True)
+    assert shown.returncode == 0 and "demo" in shown.stdout
