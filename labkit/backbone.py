@@ -53,7 +53,7 @@ class Backbone:
         model = getattr(model, "_orig_mod", model)
         refuse(model)
         self.model = model
-        self._path, self._decoder = views.find_decoder(model)
+        self._decoder = views.find_decoder(model)
         self._layers = views.layers_of(self._decoder)
         self._final = views.final_of(self._decoder)
         self.depth = len(self._layers)
@@ -97,7 +97,7 @@ class Backbone:
         labkit.views has the replacements: another attention function, a skipped sub-layer.
         """
         other, before = copy.copy(self), self._substitute
-        other._substitute = lambda index, layer: before(index, substitute(index, layer))
+        other._substitute = lambda index, layer: substitute(index, before(index, layer))
         other._views = {}
         return other
 

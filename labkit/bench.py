@@ -7,7 +7,7 @@ compare decoding without prefill; the comparison with transformers includes pref
 import json
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -58,7 +58,7 @@ class Contestant:
         return sum(map(len, self.tokens)) / sum(self.decoding)
 
 
-def ours(lab: Lab, drafter: Drafter, max_new_tokens: int) -> Contestant:
+def ours(lab: Lab, name: str, drafter: Drafter, max_new_tokens: int) -> Contestant:
     """A labkit strategy."""
 
     def run(ids: list[int]):
@@ -66,13 +66,13 @@ def ours(lab: Lab, drafter: Drafter, max_new_tokens: int) -> Contestant:
         contestant.outs.append(out)
         return out.tokens[0], out.seconds, out.seconds - out.prefill_seconds, len(out.rounds)
 
-    contestant = Contestant(repr(drafter), run, drafter)
+    contestant = Contestant(name, run, drafter)
     return contestant
 
 
 def theirs(lab: Lab, name: str, max_new_tokens: int, **arguments: Any) -> Contestant:
     """Transformers' generate; rounds are the calls of the model's last layer."""
-    last = views.layers_of(views.find_decoder(lab.model)[1])[-1]
+    last = views.layers_of(views.find_decoder(lab.model))[-1]
     model: Any = lab.model
 
     def run(ids: list[int]):
@@ -131,13 +131,13 @@ def rivals(lab: Lab, drafters: Sequence[Drafter], max_new_tokens: int) -> list[C
 class BareSteps:
     """Times bare `Backbone.run` and head calls, outside the loop, at one context length."""
 
-    def __init__(self, lab: Lab, ids: Sequence[int], drafters: Sequence[Drafter]):
+    def __init__(self, lab: Lab, ids: Sequence[int], drafters: Mapping[str, Drafter]):
         self.lab, depth = lab, lab.backbone.depth
         self.plain = [Work(0, depth, 1, head=1)]
-        self.work = {repr(d): d.work(depth) for d in drafters}
+        self.work = {name: d.work(depth) for name, d in drafters.items()}
         self.times: dict[str, list[tuple[float, float]]] = {name: [] for name in self.work}
         self.plain_times: list[float] = []
-        most = 2 + max([d.scratch for d in drafters], default=0)
+        most = 2 + max([d.scratch for d in drafters.values()], default=0)
         backbones = {id(w.backbone): w.backbone for pair in self.work.values() for part in pair for w in part}
         self.sessions = {None: Session(lab.backbone, 1, len(ids) + most)}
         self.sessions |= {b: Session(b, 1, len(ids) + most) for b in backbones.values() if b is not None}
@@ -200,8 +200,9 @@ def bench(
     """
     if not prompts:
         raise LabkitError("got no prompts to measure on; give at least one")
-    strategies = [Plain(), *(d for d in drafters if not isinstance(d, Plain))]
-    contestants = [ours(lab, d, max_new_tokens) for d in strategies] + rivals(lab, strategies, max_new_tokens)
+    strategies = compare.named([Plain(), *(d for d in drafters if not isinstance(d, Plain))])
+    contestants = [ours(lab, name, d, max_new_tokens) for name, d in strategies.items()]
+    contestants += rivals(lab, list(strategies.values()), max_new_tokens)
     middle = statistics.median_low(sorted(map(len, prompts)))
     ids = list(next(p for p in prompts if len(p) == middle))
     bare = BareSteps(lab, [*ids, *[ids[-1]] * (max_new_tokens // 2)], strategies)
@@ -227,7 +228,7 @@ def _row(
     plain, generate = all_[0], next(c for c in all_ if c.name == "transformers generate")
     parted = compare.differences(lab.backbone, prompts, generate.tokens, contestant.tokens)
     speeds = [len(t) / s for t, s in zip(contestant.tokens, contestant.seconds, strict=True)]
-    low, middle, high = statistics.quantiles(speeds, n=4) if len(speeds) > 1 else [speeds[0]] * 3
+    low, middle, high = statistics.quantiles(speeds, n=4, method="inclusive") if len(speeds) > 1 else [speeds[0]] * 3
     row: dict[str, Any] = {
         "name": contestant.name, "tokens_per_second": contestant.speed, "quartiles": [low, middle, high],
         "over_transformers_generate": contestant.speed / generate.speed,
@@ -266,15 +267,16 @@ def report(result: dict[str, Any]) -> str:
             f"torch {m['torch']}, transformers {m['transformers']}, {m['date']}\n"
             f"{s['prompts']} prompts x {s['repeats']}, {s['max_new_tokens']} new tokens, tokens/s with prefill, "
             "speed-up and eta without")  # fmt: skip
-    titles = ",tokens/s [quartiles],speed-up,tau,acc. rate,alpha,c,v,ideal,eta,same text".split(",")
+    titles = ",tokens/s,median [quartiles],/ generate,speed-up,tau,acc. rate,alpha,c,v,ideal,eta,same text".split(",")
     lines: list[list[str]] = [list(titles)]
     for row in result["rows"]:
         cell = lambda name, row=row: f"{row[name]:.2f}" if name in row else "–"  # noqa: E731
-        low, _, high = row["quartiles"]
+        low, middle, high = row["quartiles"]
         same = f"{row['same_text']}/{row['texts']}"
         ties = sum(d["near_tie"] for d in row["differences"])
         same += f" ({ties} near-tie)" if ties else ""
-        lines.append([row["name"], f"{row['tokens_per_second']:.1f} [{low:.1f}, {high:.1f}]", cell("speedup"),
+        lines.append([row["name"], f"{row['tokens_per_second']:.1f}", f"{middle:.1f} [{low:.1f}, {high:.1f}]",
+                      cell("over_transformers_generate"), cell("speedup"),
                       cell("tokens_per_round"), cell("acceptance_rate"), cell("alpha"), cell("c"), cell("v"),
                       cell("ideal_speedup"), cell("loop_efficiency"), same])  # fmt: skip
     widths = [max(len(line[i]) for line in lines) for i in range(len(titles))]

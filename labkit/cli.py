@@ -3,7 +3,7 @@
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +34,29 @@ def read_prompt_files(names: Sequence[str]) -> list[dict[str, str]]:
             raise LabkitError(
                 f"no prompt set or file {str(path)!r}; write one of {', '.join(shipped)}, or a JSONL file"
             )
-        found += [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            if line.strip():
+                found.append({"id": f"{path.stem}-{number:02}", "task": path.stem, **_prompt(path, number, line)})
     return found
+
+
+def _prompt(path: Path, number: int, line: str) -> dict[str, str]:
+    try:
+        read = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise LabkitError(f"line {number} of {path} is not JSON ({error})") from error
+    if not isinstance(read, dict) or not isinstance(read.get("prompt"), str):
+        raise LabkitError(f'line {number} of {path} has no prompt; write {{"id": "my-01", "prompt": "…"}} in each line')
+    return read
+
+
+def _writable(path: str | None) -> Path | None:
+    """The path, if a file can be written there: asked before the work is done, not after."""
+    if path is not None and not Path(path).absolute().parent.is_dir():
+        raise LabkitError(
+            f"{path!r} cannot be written: there is no folder {str(Path(path).absolute().parent)!r}; make it"
+        )
+    return None if path is None else Path(path)
 
 
 def as_ids(lab: Lab, prompts: Sequence[dict[str, str]]) -> list[list[int]]:
@@ -49,16 +70,20 @@ def as_ids(lab: Lab, prompts: Sequence[dict[str, str]]) -> list[list[int]]:
 
 def demo(args: argparse.Namespace) -> None:
     """A few real prompts, several strategies, a table and a picture."""
+    picture = _writable(args.picture)
+    assert picture is not None
     lab = load(args.model, device=args.device, dtype=args.dtype)
     from labkit.view import demo_picture
 
     wanted = [p for p in read_prompt_files([]) if p["id"] in DEMO]
     exit = max(1, lab.backbone.depth * 4 // 5)
-    drafters = [read_strategy(text, _open) for text in args.drafter] or [EarlyExit(exit, max_draft=2), PromptLookup()]
+    drafters = [read_strategy(text, _opener(args)) for text in args.drafter] or [
+        EarlyExit(exit, max_draft=2),
+        PromptLookup(),
+    ]
     comparison = lab.compare(as_ids(lab, wanted), drafters, max_new_tokens=args.max_new_tokens)
     m = machine(lab.backbone)
     caption = f"{m['model']}, {m['dtype']}, {m['device']}, {m['threads']} threads, {len(wanted)} prompts, greedy"
-    picture = Path(args.picture)
     demo_picture(comparison, lab.decode, caption, prompt=len(wanted) - 1).savefig(picture)
     if args.json:
         print(
@@ -77,7 +102,9 @@ def demo(args: argparse.Namespace) -> None:
 def generate(args: argparse.Namespace) -> None:
     """One prompt, streamed or whole."""
     lab = load(args.model, device=args.device, dtype=args.dtype)
-    drafter = read_strategy(args.drafter[0], _open) if args.drafter else None
+    if len(args.drafter) > 1:
+        raise LabkitError(f"generate takes one --drafter and got {len(args.drafter)}; labkit bench compares several")
+    drafter = read_strategy(args.drafter[0], _opener(args)) if args.drafter else None
     prompt: Any = args.prompt
     if not args.raw and getattr(lab.tokenizer, "chat_template", None) is not None:
         prompt = [{"role": "user", "content": args.prompt}]
@@ -95,27 +122,25 @@ def generate(args: argparse.Namespace) -> None:
 
 def run_bench(args: argparse.Namespace) -> None:
     """Strategies against plain, their own ideal, and transformers."""
+    file = _writable(args.json)
     lab = load(args.model, device=args.device, dtype=args.dtype)
-    drafters = [read_strategy(text, _open) for text in [*args.drafter, *(args.drafters or [])]]
-    sets = [read_prompt_files([name])[: args.per_set] for name in args.prompts or [None] if name]
-    prompts = [p for one in sets for p in one]
-    if not args.prompts:
-        everything = read_prompt_files([])
-        tasks = dict.fromkeys(p["task"] for p in everything)
-        prompts = [p for task in tasks for p in [q for q in everything if q["task"] == task][: args.per_set]]
+    drafters = [read_strategy(text, _opener(args)) for text in [*args.drafter, *(args.drafters or [])]]
+    names = args.prompts or sorted(path.stem for path in prompts_folder().glob("*.jsonl"))
+    prompts = [prompt for name in names for prompt in read_prompt_files([name])[: args.per_set]]
     result = bench(
         lab, as_ids(lab, prompts), drafters, max_new_tokens=args.max_new_tokens, repeats=args.repeats,
         progress=lambda text: print(text, file=sys.stderr),
     )  # fmt: skip
     result["command"] = "labkit " + " ".join(repr(word) if " " in word or "(" in word else word for word in args.argv)
     result["settings"]["ids"] = [p["id"] for p in prompts]
-    if args.json:
-        write_json(result, args.json)
     print(report(result))
+    if file is not None:
+        write_json(result, file)
 
 
-def _open(name: str) -> Any:
-    return load_model(name)[0]
+def _opener(args: argparse.Namespace) -> Callable[[str], Any]:
+    """How a draft model named in a strategy is loaded: where and as the target is."""
+    return lambda name: load_model(name, device=args.device, dtype=args.dtype)[0]
 
 
 def parser() -> argparse.ArgumentParser:

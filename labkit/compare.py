@@ -7,15 +7,21 @@ from dataclasses import dataclass
 import torch
 
 from labkit.backbone import Backbone
+from labkit.draft import Draft
+from labkit.protocol import Drafter
+from labkit.session import Session
 from labkit.trace import Generation
 
 NEAR_TIE = {torch.float64: 1e-9, torch.float32: 1e-3, torch.float16: 3e-2, torch.bfloat16: 0.25}
-"""Gap between the two largest logits below which a difference in greedy text is rounding, by dtype."""
+"""Gap between two tokens' logits below which a difference in greedy text is rounding, by dtype."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Where two greedy texts of one prompt part: row, index of the first differing new token, logit gap there."""
+    """Where two greedy texts of one prompt part: row, index of the first differing new token, and the gap there.
+
+    gap: how far the lower of the two tokens' logits is below the highest; infinite where one text merely ends.
+    """
 
     row: int
     index: int
@@ -24,23 +30,40 @@ class Difference:
 
     def __str__(self) -> str:
         kind = "near-tie" if self.near_tie else "DIFFERENT"
-        return f"{kind} at token {self.index} of row {self.row} (top-2 logit gap {self.gap:.2g})"
+        return f"{kind} at token {self.index} of row {self.row} (logit gap {self.gap:.2g})"
 
 
 @torch.inference_mode()
 def differences(
     backbone: Backbone, prompts: Sequence[Sequence[int]], ours: Sequence, theirs: Sequence
 ) -> list[Difference]:
-    """Rows in which two lists of new tokens differ, with the target's top-2 gap at the first difference."""
+    """Rows in which two lists of new tokens differ, with the target's logit gap at the first difference."""
     found = []
     for row, (prompt, a, b) in enumerate(zip(prompts, ours, theirs, strict=True)):
         if list(a) == list(b):
             continue
-        index = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-        ids = torch.tensor([[*prompt, *a[:index]]], device=backbone.device)
-        top = backbone.model(input_ids=ids, use_cache=False).logits[0, -1].double().topk(2).values
-        gap = (top[0] - top[1]).item()
+        index = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), None)
+        if index is None:
+            found.append(Difference(row, min(len(a), len(b)), float("inf"), False))
+            continue
+        ids = [*prompt, *a[:index]]
+        session = Session(backbone, 1, len(ids))
+        session.prefill([ids])
+        logits = session.verify(Draft.empty(session.tokens))[0, -1].double()
+        gap = (logits.max() - logits[[a[index], b[index]]].min()).item()
         found.append(Difference(row, index, gap, gap < NEAR_TIE.get(backbone.dtype, 0.25)))
+    return found
+
+
+def named(drafters: Sequence[Drafter]) -> dict[str, Drafter]:
+    """Drafters by what they print as, each one of its own: a second of the same name is marked (2)."""
+    found: dict[str, Drafter] = {}
+    for drafter in drafters:
+        name, count = repr(drafter), 1
+        while name in found and found[name] is not drafter and found[name] != drafter:
+            count += 1
+            name = f"{drafter!r} ({count})"
+        found[name] = drafter
     return found
 
 

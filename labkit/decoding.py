@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from labkit.draft import Draft
+from labkit.errors import LabkitError
 from labkit.noise import Noise
 from labkit.protocol import Acceptance, Context, Drafter, Verdict
 from labkit.session import Session
@@ -26,8 +27,9 @@ class Round:
     tokens: committed ids, after trimming. drafted: proposed ids. q: the draft's probability of each drafted
     token ([] if it has none). p: the target's. target: what the target itself says after the pending token and
     after each drafted one (one more than drafted). accepted: how many drafted tokens stayed. rejected: whether
-    the target turned one down. parents: of the drafted nodes (-1 = the pending token). exit: the layer each
-    drafted token was read after ([] if not from the target). seconds: by phase, for the whole batch.
+    the target turned one down. parents: of the drafted nodes (-1 = the pending token). path: the accepted ones'
+    places among the drafted. exit: the layer each drafted token was read after ([] if not from the target).
+    seconds: by phase, for the whole batch.
     """
 
     tokens: list[list[int]]
@@ -38,6 +40,7 @@ class Round:
     accepted: list[int]
     rejected: list[bool]
     parents: list[list[int]]
+    path: list[list[int]]
     exit: list[list[int]]
     seconds: dict[str, float]
 
@@ -71,6 +74,11 @@ def play_round(
     """One round, whole."""
     clock = [time.perf_counter()]
     draft = drafter.propose(state, _context(session, acceptance, warp, noise, stop, number))
+    if draft.nodes > drafter.nodes or draft.tokens.shape[0] != session.batch:
+        raise LabkitError(
+            f"{type(drafter).__name__} proposed {draft.nodes} nodes for {draft.tokens.shape[0]} row(s); needed are "
+            f"{drafter.nodes} at most (its `nodes`) for {session.batch}: return that, or raise `nodes`"
+        )
     clock.append(time.perf_counter())
     logits = session.verify(draft)
     clock.append(time.perf_counter())
@@ -140,6 +148,7 @@ class _Host:
             parts["accepted"].append(min(row["accepted"], kept))
             parts["parents"].append([place[row["parents"][i]] for i in nodes])
             parts["exit"].append([row["exit"][i] for i in nodes if row["exit"]])
+            parts["path"].append([place[node] for node in row["path"][: min(row["accepted"], kept)]])
             end = row["path"][row["accepted"] - 1] if row["accepted"] else -1
             parts["rejected"].append(kept > row["accepted"] and any(row["parents"][i] == end for i in nodes))
         return Round(seconds=seconds, **parts)

@@ -10,7 +10,7 @@ import torch
 from transformers import PreTrainedModel
 
 from labkit.backbone import Backbone
-from labkit.compare import Comparison, tabulate
+from labkit.compare import Comparison, named, tabulate
 from labkit.decoding import Round, decode
 from labkit.drafters import Plain
 from labkit.errors import LabkitError
@@ -72,13 +72,16 @@ class Lab:
 
     def _stream(self, run: "_Run") -> Iterator[Token]:
         ids: list[int] = []
-        shown = ""
+        begun = shown = 0  # the text is decoded from ids[begun], a place where a word began; ids[:shown] are out
         for number, happened in enumerate(run.rounds()):
             for place, token in enumerate(happened.tokens[0]):
                 ids.append(token)
-                text = self.decode(ids) if self.tokenizer is not None else ""
-                new = "" if text.endswith("\ufffd") else text[len(shown) :]
-                shown += new
+                new = ""
+                if self.tokenizer is not None:
+                    before, text = self.decode(ids[begun:shown]), self.decode(ids[begun:])
+                    last = run.stop.done[0] and place == len(happened.tokens[0]) - 1
+                    if last or not text.endswith("\ufffd"):
+                        new, begun, shown = text[len(before) :], shown, len(ids)
                 yield Token(token, new, place < happened.accepted[0], number)
 
     def compare(self, prompts: Any, drafters: Sequence[Drafter], **options: Any) -> Comparison:
@@ -89,14 +92,20 @@ class Lab:
         settings = Options.of(options)
         read = read_prompts(prompts, settings.attention_mask, self.tokenizer, self.backbone.vocab)
         options = {name: value for name, value in options.items() if name != "attention_mask"}
-        named = {repr(drafter): drafter for drafter in [Plain(), *drafters]}
-        outs: dict[str, list[Generation]] = {name: [] for name in named}
-        for drafter in named.values():
+        if isinstance(drafters, Drafter):
+            drafters = [drafters]
+        contestants = named([Plain(), *(settings.drafter(drafter) for drafter in drafters)])
+        outs: dict[str, list[Generation]] = {name: [] for name in contestants}
+        for drafter in contestants.values():
             self.generate(read.rows[0], drafter, **{**options, "max_new_tokens": min(8, settings.max_new_tokens)})
         for row in read.rows:
-            for name, drafter in named.items():
+            for name, drafter in contestants.items():
                 outs[name].append(self.generate(row, drafter, **options))
-        return tabulate(self.backbone, outs, repr(Plain()), greedy=not settings.sampling)
+        return tabulate(self.target(settings), outs, repr(Plain()), greedy=not settings.sampling)
+
+    def target(self, options: Options) -> Backbone:
+        """What a run decodes with: the whole model, or its first `early_exit` layers."""
+        return self.backbone if options.early_exit is None else self.backbone.cut(options.early_exit)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of new tokens, special tokens left out."""
@@ -116,11 +125,11 @@ class _Run:
     """One generation: everything checked and allocated before the first round."""
 
     def __init__(self, lab: Lab, prompt: Any, drafter: Drafter | None, arguments: dict[str, Any]):
-        self.lab, self.options = lab, Options.of(arguments)
+        self.lab, self.options = lab, Options.of(arguments).completed(lab.model.generation_config)
         options = self.options
         refuse(lab.model)
         self.drafter = options.drafter(drafter)
-        self.target = lab.backbone if options.early_exit is None else lab.backbone.cut(options.early_exit)
+        self.target = lab.target(options)
         self.prompts: Prompts = read_prompts(prompt, options.attention_mask, lab.tokenizer, self.target.vocab)
         rows, eos = self.prompts.rows, lab.eos(options.eos_token_id)
         longest = max(len(row) for row in rows)

@@ -17,6 +17,7 @@ import torch
 import transformers as hf
 from filelock import FileLock
 from huggingface_hub import utils as hub
+from safetensors import SafetensorError
 from tokenizers import decoders, pre_tokenizers
 from transformers.utils import logging
 from transformers.utils.hub import cached_file
@@ -82,12 +83,16 @@ def load_model(
     with _quiet():
         try:
             config = kwargs.get("config") or hf.AutoConfig.from_pretrained(path, **source)
+            if getattr(config, "is_encoder_decoder", False):
+                raise LabkitError(f"got {name!r}, an encoder-decoder; needed: a decoder-only causal LM")
             # transformers itself falls back to eager where sdpa is unsupported, but only from 5.24 on for Gemma 2.
             if getattr(config.get_text_config(), "attn_logit_softcapping", None):
                 kwargs.setdefault("attn_implementation", "eager")
             loaded: Any = hf.AutoModelForCausalLM.from_pretrained(path, output_loading_info=True, **kwargs)
-        except OSError as error:
-            said = str(error).strip().split("\n")[0]
+        except LabkitError:
+            raise
+        except (OSError, ValueError, KeyError, RuntimeError, TypeError, SafetensorError) as error:
+            said = f"{type(error).__name__}: {str(error).strip()}".split("\n")[0][:300]
             forms = 'a shipped name, a folder written by save_pretrained ("./my-model") or a hub id ("owner/model")'
             raise LabkitError(f"got {name!r}: {said}; needed: {forms}; {_known(name)}") from error
         model, report = loaded

@@ -2,7 +2,7 @@
 
 import difflib
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from labkit.acceptance import Match
@@ -19,7 +19,8 @@ class Options:
     """The arguments of `Lab.generate` besides prompt and drafter, with their defaults.
 
     Greedy unless sampling is asked for, by `do_sample=True` or by a temperature above 0, `top_k`, `top_p`, `min_p`
-    or `typical_p`; sampling settings in the model's generation config are not taken over. `seed`: an int (row b
+    or `typical_p`; sampling settings in the model's generation config are not taken over, but
+    its penalties are, as transformers applies them to greedy decoding too. `seed`: an int (row b
     gets seed + b) or one for each row. `early_exit=E`: decode with the first E layers only (lossy).
     `acceptance`: labkit.Match() (default), labkit.Rejection(), or the lossy labkit.Typical(). The last four are
     transformers' spellings of EarlyExit(assistant_early_exit, max_draft=num_assistant_tokens) and
@@ -80,11 +81,24 @@ class Options:
             )
         return options
 
+    def completed(self, generation_config: Any) -> "Options":
+        """With the penalties that the model's generation config prescribes, greedy or not, where none were given."""
+        names = ("repetition_penalty", "no_repeat_ngram_size", "bad_words_ids", "min_new_tokens")
+        given = {name: getattr(generation_config, name, None) for name in names if getattr(self, name) is None}
+        return replace(self, **{name: value for name, value in given.items() if value is not None})
+
     @property
     def sampling_asked(self) -> dict[str, Any]:
         """The arguments that ask for sampling."""
-        names = ("temperature", "top_k", "top_p", "min_p", "typical_p")
-        return {name: value for name in names if (value := getattr(self, name)) not in (None, 0)}
+        neutral = {
+            "temperature": 1 if self.do_sample is False else 0,
+            "top_k": 0,
+            "top_p": 1,
+            "min_p": 0,
+            "typical_p": 1,
+        }
+        values = {name: getattr(self, name) for name in neutral}
+        return {name: value for name, value in values.items() if value not in (None, 0, neutral[name])}
 
     @property
     def sampling(self) -> bool:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -23,6 +24,8 @@ def read_prompts(prompt: Any, attention_mask: Any, tokenizer: Any, vocab: int) -
         attention_mask = prompt.get("attention_mask") if attention_mask is None else attention_mask
         prompt = prompt["input_ids"]
     if isinstance(prompt, torch.Tensor):
+        if prompt.ndim == 2 and attention_mask is None:
+            _check_padding(prompt, getattr(tokenizer, "pad_token_id", None))
         prompt = prompt.tolist()
     if isinstance(attention_mask, torch.Tensor):
         attention_mask = attention_mask.tolist()
@@ -51,6 +54,15 @@ def read_prompts(prompt: Any, attention_mask: Any, tokenizer: Any, vocab: int) -
     return Prompts(rows, single)
 
 
+def _check_padding(ids: torch.Tensor, pad: int | None) -> None:
+    """Raise LabkitError if rows of several look padded and no mask says what is prompt."""
+    if pad is not None and len(ids) > 1 and bool(((ids[:, 0] == pad) | (ids[:, -1] == pad)).any()):
+        raise LabkitError(
+            f"rows of the prompt tensor begin or end with the pad token {pad} and no attention_mask came; give the "
+            "tokenizer's whole output (or attention_mask=…, ones where the pad token is meant)"
+        )
+
+
 def _is_one(prompt: Any) -> bool:
     if isinstance(prompt, str):
         return True
@@ -59,18 +71,20 @@ def _is_one(prompt: Any) -> bool:
             f"got a prompt of type {type(prompt).__name__}; "
             "write text, a list of chat messages, token ids, or a list of these"
         )
-    return len(prompt) > 0 and (_is_id(prompt[0]) or isinstance(prompt[0], Mapping))
+    return len(prompt) > 0 and (_is_id(prompt[0]) or (isinstance(prompt[0], Mapping) and "input_ids" not in prompt[0]))
 
 
 def _is_id(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def _ids(prompt: Any, tokenizer: Any) -> list[int]:
+    if isinstance(prompt, Mapping) and "input_ids" in prompt:
+        return read_prompts(prompt, None, tokenizer, 1 << 62).rows[0]
     if isinstance(prompt, torch.Tensor):
         prompt = prompt.tolist()
     if not isinstance(prompt, str) and isinstance(prompt, Sequence) and all(_is_id(token) for token in prompt):
-        return list(prompt)
+        return [int(token) for token in prompt]
     if tokenizer is None:
         raise LabkitError("a text prompt needs a tokenizer; give token ids, or labkit.Lab(model, tokenizer)")
     if isinstance(prompt, str):
@@ -81,7 +95,8 @@ def _ids(prompt: Any, tokenizer: Any) -> list[int]:
         return list(
             tokenizer.apply_chat_template(list(prompt), add_generation_prompt=True, return_dict=True)["input_ids"]
         )
+    held = sorted({type(x).__name__ for x in prompt}) if isinstance(prompt, Sequence) else "no tokens"
     raise LabkitError(
-        f"got a prompt of type {type(prompt).__name__} holding {sorted({type(x).__name__ for x in prompt})}; "
+        f"got a prompt of type {type(prompt).__name__} holding {held}; "
         "write text, chat messages ({'role': …, 'content': …}), or token ids"
     )

@@ -61,6 +61,7 @@ class Session:
 
     # -- committed tokens -------------------------------------------------------------------------------
 
+    @torch.inference_mode()
     def prefill(self, prompts: Sequence[Sequence[int]]) -> None:
         """Commit the prompts and run all but each one's last token, in chunks."""
         longest = max(len(prompt) for prompt in prompts)
@@ -82,6 +83,7 @@ class Session:
         """The last committed token of each row."""
         return self.tokens.gather(1, self.n[:, None] - 1)
 
+    @torch.inference_mode()
     def commit(
         self, accepted: Int[Tensor, "batch depth1"], path: Int[Tensor, "batch depth"], keep: Sequence[int]
     ) -> None:
@@ -136,6 +138,7 @@ class Session:
 
     # -- runs -------------------------------------------------------------------------------------------
 
+    @torch.inference_mode()
     def run(self, x: Tensor, start: int, stop: int, rows: Rows, through: Backbone | None = None) -> Tensor:
         """Run rows through layers [start, stop), keeping the states that a tap asks for; the residual stream.
 
@@ -151,6 +154,7 @@ class Session:
             start = depth
         return x
 
+    @torch.inference_mode()
     def norm(self, hidden: Tensor, rows: Rows) -> Tensor:
         """What the head reads, from the last layer's states; kept if a tap asks for it."""
         normed = self.backbone.norm(hidden)
@@ -162,6 +166,7 @@ class Session:
         """What a drafter hands over: states of the first rows at `depth`, stamped with this moment."""
         return Partial(hidden, depth, self.writes)
 
+    @torch.inference_mode()
     def verify(self, draft: Draft) -> Float[Tensor, "batch rows vocab"]:
         """The target's logits after the pending token (row 0) and after every node, resuming from `partial`."""
         partial, depth = draft.partial, self.backbone.depth
@@ -177,7 +182,7 @@ class Session:
                 hidden = torch.cat([hidden, fresh], 1)
             hidden = self.run(hidden, partial.depth, depth, rows)
         self._draft = draft
-        return self.backbone.logits(self.norm(hidden, rows))
+        return self.backbone.logits(self.norm(hidden, rows)).to(self.n.device)
 
     def _check_partial(self, partial: Partial, rows: int) -> None:
         if partial.stamp != self.writes:

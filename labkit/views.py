@@ -8,6 +8,7 @@ import copy
 import functools
 import inspect
 import re
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -85,14 +86,21 @@ def bare(module: Any) -> Any:
     return view
 
 
-def find_decoder(model: PreTrainedModel) -> tuple[list[str], nn.Module]:
-    """The path from a causal LM to the module that holds its decoder layers, and that module."""
-    path, module = [model.base_model_prefix], getattr(model, model.base_model_prefix, None)
+def unhooked(view: nn.Module) -> nn.Module:
+    """The view without the original's own forward hooks, which would take a part for the whole."""
+    for hooks in ("_forward_hooks", "_forward_pre_hooks"):
+        view.__dict__[hooks] = OrderedDict()
+    return view
+
+
+def find_decoder(model: PreTrainedModel) -> nn.Module:
+    """The module of a causal LM that holds its decoder layers."""
+    module = getattr(model, model.base_model_prefix, None)
     while module is not None:
         module = getattr(module, "_orig_mod", module)
         if child(module, LAYERS):
-            return path, module
-        path, module = [*path, "decoder"], module._modules.get("decoder")
+            return module
+        module = module._modules.get("decoder")
     raise LabkitError(
         f"{type(model).__name__} has no list of decoder layers that labkit knows ({' or '.join(LAYERS)}); "
         "labkit needs a decoder-only causal LM such as AutoModelForCausalLM returns"
@@ -119,7 +127,7 @@ def layer_range(decoder: nn.Module, start: int, stop: int, *, substitute: Callab
 
     `substitute(index, layer) -> layer` may replace a layer; input-side work is left to start == 0.
     """
-    view = bare(decoder)
+    view = unhooked(bare(decoder))
     layers = layers_of(decoder)
     view._modules[child(decoder, LAYERS) or LAYERS[0]] = nn.ModuleList(
         [substitute(i, layers[i]) for i in range(start, stop)]
@@ -170,7 +178,7 @@ def rehook(original: nn.Module, view: nn.Module) -> None:
 
 def head_of(model: PreTrainedModel) -> nn.Module:
     """The causal LM's own head path (scales, soft-caps) over a decoder that returns what it is given."""
-    view = bare(model)
+    view = unhooked(bare(model))
     view._modules[model.base_model_prefix] = GivenDecoder()
     return view.eval()
 

@@ -230,8 +230,20 @@ def test_settings_say_what_the_run_used():
 
 def test_the_models_own_sampling_settings_are_not_taken_over():
     model = families.tiny("llama")
-    model.generation_config.update(do_sample=True, temperature=2.0, top_k=3, repetition_penalty=2.0, max_new_tokens=3)
+    model.generation_config.update(do_sample=True, temperature=2.0, top_k=3, max_new_tokens=3)
     assert labkit.Lab(model).generate(ids(TEXTS[0]), max_new_tokens=COUNT).tokens == [greedy(TEXTS[0])]
+
+
+def test_the_models_own_penalties_are_as_in_generate():
+    model = families.tiny("llama")
+    model.generation_config.update(repetition_penalty=1.5, no_repeat_ngram_size=3, min_new_tokens=2)
+    own = labkit.Lab(model)
+    for drafter in (Plain(), EarlyExit(2, 3)):
+        out = own.generate(ids(TEXTS[0]), drafter, max_new_tokens=COUNT)
+        assert out.tokens[0] == theirs(TEXTS[0], repetition_penalty=1.5, no_repeat_ngram_size=3)
+        assert out.settings["repetition_penalty"] == 1.5
+    out = own.generate(ids(TEXTS[0]), max_new_tokens=COUNT, repetition_penalty=1.0, no_repeat_ngram_size=0)
+    assert out.tokens == [greedy(TEXTS[0])]
 
 
 def test_help_lists_the_arguments():

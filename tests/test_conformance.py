@@ -106,7 +106,7 @@ def test_static_early_exit_is_the_cut_model(family):
     lab, _ = lab_of(family)
     exit = 2
     cut = families.tiny(family)
-    _path, decoder = labkit.views.find_decoder(cut)
+    decoder = labkit.views.find_decoder(cut)
     layers = labkit.views.child(decoder, labkit.views.LAYERS)
     decoder._modules[layers] = torch.nn.ModuleList(list(decoder._modules[layers])[:exit])
     decoder.config.num_hidden_layers = exit

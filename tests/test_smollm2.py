@@ -32,7 +32,7 @@ def test_text_of_generate(smollm2, prompts, drafter):
 def test_rounds_of_assistant_early_exit(smollm2, prompts):
     """As many rounds for the same text as transformers needs at the same exit and draft length."""
     ids = prompts[0]
-    _, _, _, mine = ours(smollm2, labkit.EarlyExit(24, max_draft=2), COUNT).run(ids)
+    _, _, _, mine = ours(smollm2, "", labkit.EarlyExit(24, max_draft=2), COUNT).run(ids)
     _, _, _, other = theirs(smollm2, "", COUNT, assistant_early_exit=24, num_assistant_tokens=2).run(ids)
     assert mine == other
 

@@ -20,7 +20,7 @@ class _State:
     seen: list[int]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class DraftModel(Drafter):
     """A chain of `max_draft` tokens from `model`: a transformers causal LM, a Backbone, or a Lab.
 
@@ -36,6 +36,10 @@ class DraftModel(Drafter):
         check_count(self.max_draft, "max_draft", "DraftModel")
         model = getattr(self.model, "backbone", self.model)
         object.__setattr__(self, "model", model if isinstance(model, Backbone) else Backbone(model))
+
+    def __repr__(self) -> str:
+        model = self.model.model
+        return f"DraftModel({model.config.name_or_path or self.model}, max_draft={self.max_draft})"
 
     @property
     def nodes(self) -> int:
@@ -57,6 +61,12 @@ class DraftModel(Drafter):
                 f"the draft model has {ours} tokens and the target {target}; "
                 "a draft model must share the target's tokenizer: choose one of the same family"
             )
+        needed = session.capacity - self.scratch
+        if self.model.limit < needed:
+            raise LabkitError(
+                f"the draft model has {self.model.limit} positions, and prompt and new tokens need {needed}; "
+                "write a smaller max_new_tokens, or choose a draft model with more positions"
+            )
 
     def begin(self, session: Session) -> _State:
         """Prefill the draft model's own session with the same prompts."""
@@ -68,17 +78,17 @@ class DraftModel(Drafter):
     def propose(self, state: _State, context: Context) -> Draft:
         """Feed what it has not seen, then draw token by token."""
         own, chain, count = state.own, state.chain, context.length(self.max_draft)
-        own.follow(context.n, context.lengths)
+        own.follow(context.n.to(own.n.device), context.lengths)
         if count == 0:
             return Draft.empty(context.tokens)
         behind = 0 if context.alone else max(n - seen for n, seen in zip(context.lengths, state.seen, strict=True))
         lag, state.seen = max(2, behind + 1), list(context.lengths)
         at = context.n[:, None] + torch.arange(-lag, 0, device=context.n.device)
-        token, rows = context.tokens.gather(1, at.clamp_min(0)), own.chain(1 - lag, lag)
+        token, rows = context.tokens.gather(1, at.clamp_min(0)).to(own.n.device), own.chain(1 - lag, lag)
         for level in range(count):
             hidden = own.run(token, 0, self.model.depth, rows)
             logits = self.model.head(hidden[:, -1:])[:, 0].to(context.n.device)
             drawn = context.draw(logits, chain.tokens[:, :level])
             chain.put(level, drawn.token, drawn.q, drawn.probs)
-            token, rows = drawn.token[:, None], own.chain(level + 1, 1)
+            token, rows = drawn.token[:, None].to(own.n.device), own.chain(level + 1, 1)
         return chain.draft(count)

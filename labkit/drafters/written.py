@@ -33,7 +33,7 @@ def read_strategy(text: str, load=None) -> Drafter:
     try:
         values = [ast.literal_eval(value) for value in given]
         keywords = {str(word.arg): ast.literal_eval(word.value) for word in named}
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
         raise LabkitError(f"{text!r} has an argument that is not a literal; {example}") from error
     if STRATEGIES[name.id] is DraftModel and load is not None:
         values = [load(value) if isinstance(value, str) else value for value in values]

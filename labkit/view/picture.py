@@ -38,8 +38,8 @@ def pieces(out: Generation, decode: Callable[[Sequence[int]], str], row: int = 0
         for place, token in enumerate(happened.tokens[row]):
             own = place >= accepted
             if own and happened.rejected[row]:
-                at = [i for i, parent in enumerate(happened.parents[row]) if parent == accepted - 1]
-                add(happened.drafted[row][at[0] if at else accepted], "rejected")
+                end = happened.path[row][-1] if accepted else -1
+                add(happened.drafted[row][happened.parents[row].index(end)], "rejected")
             piece = decode([*committed, token])[len(decode(committed)) :]
             add(token, "target" if own else "accepted")
             committed.append(token)

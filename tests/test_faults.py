@@ -1,0 +1,191 @@
+"""Faults that were once in labkit, each with the case that showed it."""
+
+import itertools
+from dataclasses import dataclass
+
+import families
+import numpy as np
+import pytest
+import torch
+from scripted import reference
+
+import labkit
+from labkit import Draft, Drafter, DraftModel, EarlyExit, LabkitError, Plain, PromptLookup, views
+from labkit.backbone import Backbone
+from labkit.compare import differences
+from labkit.drafters.written import read_strategy
+from labkit.session import Session
+from labkit.view.picture import pieces
+
+PROMPT = [3, 14, 15, 9, 26, 5]
+
+
+@pytest.fixture(scope="module")
+def lab():
+    return labkit.Lab(families.tiny("llama"))
+
+
+def test_a_substituted_attention_function_runs(lab):
+    from transformers import AttentionInterface
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    calls = []
+
+    def mine(*args, **kwargs):
+        calls.append(1)
+        return sdpa_attention_forward(*args, **kwargs)
+
+    AttentionInterface.register("mine", mine)
+    backbone = lab.backbone.substituted(lambda index, layer: views.with_attention(layer, "mine"))
+    session = Session(backbone, 1, 16)
+    session.prefill([PROMPT])
+    assert len(calls) == backbone.depth
+
+
+def test_two_strategies_of_one_name_are_two_rows(lab):
+    small, other = families.tiny("llama", seed=1, layers=2), families.tiny("llama", seed=2, layers=2)
+    table = lab.compare([PROMPT], [DraftModel(small), DraftModel(other)], max_new_tokens=6)
+    assert len(table.entries) == 3 and len({entry.name for entry in table.entries}) == 3
+    assert len(lab.compare([PROMPT], EarlyExit(2), max_new_tokens=3).entries) == 2
+
+
+def test_a_difference_is_near_a_tie_only_between_the_two_tokens(lab):
+    text = reference(lab.model, PROMPT, 3)
+    logits = lab.model(torch.tensor([[*PROMPT, *text[:2]]])).logits[0, -1]
+    worst = int(logits.argmin())
+    (found,) = differences(lab.backbone, [PROMPT], [text], [[*text[:2], worst]])
+    assert not found.near_tie and found.gap == pytest.approx((logits.max() - logits[worst]).item())
+    (ended,) = differences(lab.backbone, [PROMPT], [text], [text[:2]])
+    assert not ended.near_tie and ended.index == 2
+
+
+def test_hooks_put_on_later_see_no_parts(lab):
+    own, calls = labkit.Lab(families.tiny("llama")), []
+    hook = own.model.model.register_forward_hook(lambda *_: calls.append(1))
+    own.generate(PROMPT, EarlyExit(2, 2), max_new_tokens=4)
+    hook.remove()
+    assert not calls
+    layer_calls = []
+    hook = own.model.model.layers[1].register_forward_hook(lambda *_: layer_calls.append(1))
+    own.generate(PROMPT, max_new_tokens=4)
+    hook.remove()
+    assert len(layer_calls) == 5  # a layer is run whole, and its hooks with it: prefill and four steps
+
+
+@dataclass(frozen=True)
+class TooMany(Drafter):
+    @property
+    def nodes(self):
+        return 1
+
+    def propose(self, state, context):
+        return Draft.chain(context.tokens[:, :5])
+
+
+def test_a_draft_larger_than_promised(lab):
+    with pytest.raises(LabkitError, match=r"proposed 5 nodes.*1 at most"):
+        lab.generate(PROMPT, TooMany(), max_new_tokens=8)
+
+
+@pytest.mark.parametrize("prompt", [[None], [1.5, 2.0], [[None]], [{"role": "user"}, 3], [object()]])
+def test_prompts_of_no_kind(lab, prompt):
+    with pytest.raises(LabkitError):
+        lab.generate(prompt, max_new_tokens=2)
+
+
+def test_numpy_ids_and_a_list_of_tokenizer_outputs(lab):
+    want = lab.generate(PROMPT, max_new_tokens=3).tokens
+    assert lab.generate([np.int64(token) for token in PROMPT], max_new_tokens=3).tokens == want
+    padded = {"input_ids": [0, *PROMPT], "attention_mask": [0, *[1] * len(PROMPT)]}
+    assert lab.generate([padded, {"input_ids": PROMPT}], max_new_tokens=3).tokens == want * 2
+
+
+def test_padding_without_a_mask_is_refused():
+    class Tokenizer:
+        pad_token_id = 0
+
+        def decode(self, ids, **kwargs):
+            return str(ids)
+
+    padded = labkit.Lab(families.tiny("llama"), Tokenizer())
+    ids = torch.tensor([[0, 0, 5], [3, 4, 5]])
+    with pytest.raises(LabkitError, match="attention_mask"):
+        padded.generate(ids, max_new_tokens=2)
+    assert padded.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=2).prompts[0] == [0, 0, 5]
+
+
+def test_neutral_values_do_not_ask_for_sampling(lab):
+    want = lab.generate(PROMPT, max_new_tokens=8).tokens
+    for neutral in ({"top_p": 1.0}, {"top_k": 0}, {"min_p": 0.0}, {"typical_p": 1.0}, {"temperature": 0}):
+        assert lab.generate(PROMPT, max_new_tokens=8, **neutral).tokens == want
+    assert lab.generate(PROMPT, max_new_tokens=8, do_sample=False, temperature=1.0).tokens == want
+
+
+def test_a_strategy_with_an_unhashable_literal():
+    with pytest.raises(LabkitError, match="not a literal"):
+        read_strategy("EarlyExit({[]: 1})")
+
+
+@dataclass(frozen=True)
+class Bush(Drafter):
+    """Siblings: a wrong token, then the right one with a wrong child."""
+
+    text: tuple
+
+    @property
+    def nodes(self):
+        return 3
+
+    def propose(self, state, context):
+        at = context.lengths[0] - len(PROMPT)
+        if context.max_room < 3:
+            return Draft.empty(context.tokens)
+        right, after = self.text[at], self.text[at + 1]
+        device = context.tokens.device
+        return Draft(
+            tokens=torch.tensor([[(right + 1) % 61, right, (after + 1) % 61]], device=device),
+            parents=torch.tensor([[-1, -1, 1]], device=device),
+            valid=torch.ones((1, 3), dtype=torch.bool, device=device),
+            drawn=torch.zeros((1, 3), dtype=torch.bool, device=device),
+            depth=2,
+            is_chain=False,
+        )
+
+
+def test_the_strip_shows_the_rejected_child_of_a_tree(lab):
+    text = tuple(reference(lab.model, PROMPT, 8))
+    out = lab.generate(PROMPT, Bush(text), max_new_tokens=6)
+    first = out.rounds[0]
+    assert first.path == [[1]] and first.accepted == [1] and first.rejected == [True]
+    shown = [piece.text for piece in pieces(out, lambda ids: " ".join(map(str, ids))) if piece.kind == "rejected"]
+    assert shown[0].strip("·") == str((text[1] + 1) % 61)
+
+
+def test_a_draft_model_with_too_few_positions(lab):
+    short = families.tiny("llama", layers=1)
+    short.config.max_position_embeddings = 16
+    with pytest.raises(LabkitError, match="16 positions"):
+        lab.generate(PROMPT, DraftModel(short), max_new_tokens=20)
+
+
+def test_sessions_used_by_hand_keep_no_graph(lab):
+    session = Session(lab.backbone, 1, 16)
+    session.prefill([PROMPT])
+    assert not session.verify(Draft.empty(session.tokens)).requires_grad
+    assert all(not buffer.requires_grad for buffer in session.cache.buffers())
+
+
+@pytest.mark.smollm2
+def test_a_stream_is_the_text(smollm2):
+    """Also characters of several tokens, and one that the end cuts off."""
+    prompt = "Emoji: 😀😁😂🤣 漢字かな交じり文"
+    for count, drafter in itertools.product((1, 2, 3, 9), (Plain(), PromptLookup())):
+        whole = smollm2.generate(prompt, drafter, max_new_tokens=count)
+        assert "".join(map(str, smollm2.stream(prompt, drafter, max_new_tokens=count))) == whole.text
+
+
+def test_probe_needs_no_taps_at_the_embeddings():
+    backbone = Backbone(families.tiny("llama"))
+    for depth in (0, -2, 9):
+        with pytest.raises(LabkitError, match="tap at depth"):
+            Session(backbone, 1, 8, (depth,))
