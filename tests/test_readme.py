@@ -1,9 +1,12 @@
 """What the README shows runs as written."""
 
+import json
 import re
 from pathlib import Path
 
 import pytest
+
+from labkit.bench import report
 
 README = (Path(__file__).parent.parent / "README.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", README, re.S)
@@ -14,11 +17,24 @@ def test_two_commands():
     assert README.count("```bash") == 2
 
 
+def without_speeds(text):
+    """Tokens per second, and the speed-up behind it, are the machine's."""
+    text = re.sub(r"[\d.]+ tokens/s\]", "# tokens/s]", text)
+    return re.sub(r" +[\d.]+ +[\d.]+x", " #", text).strip()
+
+
 @pytest.mark.smollm2
-def test_example(capsys):
+def test_example_prints_what_it_says(capsys):
     exec(compile(BLOCKS[0], "README.md", "exec"), {})
-    shown = capsys.readouterr().out
-    assert "The capital of France is Paris." in shown and "tokens/round" in shown
+    (said,) = re.findall(r"<!-- output -->\n```text\n(.*?)```", README, re.S)
+    assert without_speeds(capsys.readouterr().out) == without_speeds(said)
+
+
+def test_measured_tables_are_generated():
+    found = re.findall(r"<!-- measured (\S+) -->\n```text\n(.*?)```", README, re.S)
+    assert found
+    for file, shown in found:
+        assert shown.strip() == report(json.loads((Path(__file__).parent.parent / file).read_text()))
 
 
 def test_write_your_own(tmp_path):

@@ -3,6 +3,8 @@
 from labkit.heads.files import load_heads, save_heads
 from labkit.heads.medusa import MEDUSA_CHOICES, Medusa
 from labkit.heads.mlp_speculator import MLPSpeculator
+from labkit.heads.shard import shard_heads
 from labkit.heads.trees import best_tree, head_accuracies
 
-__all__ = ["MEDUSA_CHOICES", "MLPSpeculator", "Medusa", "best_tree", "head_accuracies", "load_heads", "save_heads"]
+__all__ = ["MEDUSA_CHOICES", "MLPSpeculator", "Medusa", "best_tree", "head_accuracies", "load_heads", "save_heads",
+           "shard_heads"]  # fmt: skip

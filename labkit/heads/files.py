@@ -13,10 +13,12 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from labkit.errors import LabkitError
 from labkit.heads.medusa import Medusa
 from labkit.heads.mlp_speculator import MLPSpeculator
+from labkit.heads.shard import mesh_of, shard_heads
 from labkit.heads.stored import Layout, Stored, find_files, find_folder, recognise, some
 
 HASH = "labkit_target_head"
@@ -27,7 +29,8 @@ def load_heads(source: Any, lab: Any, *, dtype: torch.dtype | None = None, check
 
     The heads come to the device of the target's head, in the target's compute dtype or in `dtype`; they never take
     its quantisation. Raises LabkitError for a checkpoint that is incomplete, holds more, or fits another target;
-    `check=False` ignores a stored hash of another target's head. Returns an MLPSpeculator or a Medusa.
+    `check=False` ignores a stored hash of another target's head. For a target split by a `tp_plan` the heads are split
+    over the same devices. Returns an MLPSpeculator or a Medusa.
     """
     folder = find_folder(source)
     config = json.loads((folder / "config.json").read_text()) if (folder / "config.json").exists() else {}
@@ -46,7 +49,8 @@ def load_heads(source: Any, lab: Any, *, dtype: torch.dtype | None = None, check
             "target that it was made for, or write check=False"
         )
     fill(heads, stored, backbone.model.get_output_embeddings().weight.device)
-    return heads.eval().requires_grad_(False)
+    heads, mesh = heads.eval().requires_grad_(False), mesh_of(backbone.model)
+    return heads if mesh is None else shard_heads(heads, mesh)
 
 
 def _speculator(config: Mapping, stored: Stored, where: dict) -> MLPSpeculator:
@@ -149,7 +153,8 @@ def fill(heads: nn.Module, stored: Stored, device: torch.device) -> None:
 def head_hash(lab: Any) -> str:
     """Of the target's head weights, rounded to bfloat16, so that a target loaded in another dtype has the same."""
     digest = hashlib.sha256()
-    for rows in lab.backbone.model.get_output_embeddings().weight.split(4096):
+    weight = lab.backbone.model.get_output_embeddings().weight
+    for rows in (weight.full_tensor() if isinstance(weight, DTensor) else weight).split(4096):
         digest.update(rows.to(torch.bfloat16).cpu().contiguous().view(torch.int16).numpy().tobytes())
     return "sha256:" + digest.hexdigest()
 
