@@ -1,6 +1,7 @@
 """Which drafted tokens stay: one walk down the tree in index order, vectorised over the batch, no host sync."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -146,13 +147,14 @@ class Typical(Acceptance):
     result says `lossless=False`. Source: Medusa 2401.10774, which uses these defaults.
     """
 
-    epsilon: float = 0.09
-    delta: float = 0.3
+    epsilon: Any = 0.09
+    delta: Any = 0.3
     lossless = False
     keep_law = False
 
     def __post_init__(self):
-        if not (0 <= self.epsilon <= 1 and self.delta >= 0):
+        numbers = all(isinstance(x, int | float) for x in (self.epsilon, self.delta))
+        if not (numbers and 0 <= self.epsilon <= 1 and self.delta >= 0):
             raise LabkitError(f"got {self}; needed are epsilon from 0 to 1 and delta of 0 or more; write Typical()")
 
     def draft_noise(self, noise: Noise, n: Int[Tensor, "batch"], round: int, level: int, vocab: int) -> Tensor | None:
@@ -173,7 +175,7 @@ class Typical(Acceptance):
         length = reached * torch.nn.functional.pad(draft.levels() + 1, (1, 0))
         on = torch.zeros_like(reached).scatter_(1, length.argmax(1, keepdim=True), 1)
         for node in reversed(range(draft.nodes)):
-            on.scatter_add_(1, above[:, node, None], on[:, 1 + node, None])
+            on.scatter_add_(1, above[:, node, None], on[:, 1 + node, None].clone())
         walk = _Walk(draft)
         for node in range(draft.nodes):
             walk.descend(node, on[:, 1 + node] > 0)

@@ -77,12 +77,31 @@ class Backbone:
             self._substitute = lambda index, layer: views.with_attention(layer, views.PACKED)
         self._views: dict[Any, nn.Module] = {}
         self._head = views.head_of(model)
+        self._parts = self._identities()
         with torch.inference_mode():
             self.slides, self._by_type = attention_layout(self)
             check_composition(self)
 
     def __repr__(self) -> str:
         return f"Backbone({type(self.model).__name__}, {self.depth} layers, width {self.width}, {self.vocab} tokens)"
+
+    def _identities(self) -> list:
+        """What views were made of, and must still be."""
+        model: Any = self.model
+        layers = [module for layer in views.layers_of(self._decoder) for module in layer.modules()]
+        hooks = [hook for part in (model, self._decoder) for hook in (*part._forward_hooks, *part._forward_pre_hooks)]
+        weight = model.get_input_embeddings().weight
+        return [*map(id, [*layers, *views.final_of(self._decoder), model.get_output_embeddings()]), hooks,
+                weight.dtype, weight.device]  # fmt: skip
+
+    def check_unchanged(self) -> None:
+        """Raise LabkitError if the model was taken apart, moved, hooked or cast since the views of it were made."""
+        refuse(self.model)
+        if self._identities() != self._parts:
+            raise LabkitError(
+                f"the {type(self.model).__name__} was changed (layers, norm, head, forward hooks, dtype or device) "
+                "since this Lab was made; make a new one: labkit.Lab(model, tokenizer)"
+            )
 
     def cut(self, layers: Any) -> "Backbone":
         """The same model ending after its first `layers` layers: the target of static early exit."""

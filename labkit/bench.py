@@ -200,6 +200,8 @@ def bench(
     """
     if not prompts:
         raise LabkitError("got no prompts to measure on; give at least one")
+    if repeats < 1 or max_new_tokens < 1:
+        raise LabkitError(f"got repeats={repeats} and max_new_tokens={max_new_tokens}; needed are at least 1 of each")
     strategies = compare.named([Plain(), *(d for d in drafters if not isinstance(d, Plain))])
     contestants = [ours(lab, name, d, max_new_tokens) for name, d in strategies.items()]
     contestants += rivals(lab, list(strategies.values()), max_new_tokens)

@@ -34,7 +34,11 @@ def read_prompt_files(names: Sequence[str]) -> list[dict[str, str]]:
             raise LabkitError(
                 f"no prompt set or file {str(path)!r}; write one of {', '.join(shipped)}, or a JSONL file"
             )
-        for number, line in enumerate(path.read_text().splitlines(), 1):
+        try:
+            lines = path.read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise LabkitError(f"{str(path)!r} cannot be read as JSON lines ({error})") from error
+        for number, line in enumerate(lines, 1):
             if line.strip():
                 found.append({"id": f"{path.stem}-{number:02}", "task": path.stem, **_prompt(path, number, line)})
     return found
@@ -72,6 +76,8 @@ def demo(args: argparse.Namespace) -> None:
     """A few real prompts, several strategies, a table and a picture."""
     picture = _writable(args.picture)
     assert picture is not None
+    if picture.suffix.lower() not in (".png", ".svg", ".pdf"):
+        raise LabkitError(f"got --picture {args.picture}; write a name that ends in .png, .svg or .pdf")
     lab = load(args.model, device=args.device, dtype=args.dtype)
     from labkit.view import demo_picture
 

@@ -74,11 +74,7 @@ def play_round(
     """One round, whole."""
     clock = [time.perf_counter()]
     draft = drafter.propose(state, _context(session, acceptance, warp, noise, stop, number))
-    if draft.nodes > drafter.nodes or draft.tokens.shape[0] != session.batch:
-        raise LabkitError(
-            f"{type(drafter).__name__} proposed {draft.nodes} nodes for {draft.tokens.shape[0]} row(s); needed are "
-            f"{drafter.nodes} at most (its `nodes`) for {session.batch}: return that, or raise `nodes`"
-        )
+    _check(draft, drafter, session)
     clock.append(time.perf_counter())
     logits = session.verify(draft)
     clock.append(time.perf_counter())
@@ -90,6 +86,35 @@ def play_round(
     session.commit(verdict.tokens, verdict.path, keep)
     clock.append(time.perf_counter())
     return host.round(keep, dict(zip(PHASES, map(float.__sub__, clock[1:], clock[:-1]), strict=True)))
+
+
+def _check(draft: Any, drafter: Drafter, session: Session) -> None:
+    """Raise LabkitError for a draft of the wrong make, as far as the host can tell without a copy."""
+    name = type(drafter).__name__
+    if not isinstance(draft, Draft):
+        raise LabkitError(
+            f"{name}.propose returned a {type(draft).__name__}; return a Draft, such as Draft.chain(tokens)"
+        )
+    if draft.nodes > drafter.nodes or draft.tokens.shape[0] != session.batch:
+        raise LabkitError(
+            f"{name} proposed {draft.nodes} nodes for {draft.tokens.shape[0]} row(s); needed are {drafter.nodes} at "
+            f"most (its `nodes`) for {session.batch}: return that, or raise `nodes`"
+        )
+    shape, vocab = draft.tokens.shape, session.backbone.vocab
+    wanted = {"tokens": (shape, torch.long), "parents": (shape, torch.long), "valid": (shape, torch.bool),
+              "drawn": (shape, torch.bool), "probs": ((*shape, vocab), None), "q": (shape, None),
+              "exits": (shape, torch.long)}  # fmt: skip
+    for part, (size, kind) in wanted.items():
+        value = getattr(draft, part)
+        if value is not None and (
+            value.shape != size or (value.dtype != kind if kind else not value.is_floating_point())
+        ):
+            raise LabkitError(
+                f"{name}'s draft has {part} of shape {tuple(value.shape)}, {value.dtype}; needed are {tuple(size)}, "
+                f"{kind or 'floating point'}"
+            )
+    if not min(1, draft.nodes) <= draft.depth <= draft.nodes:
+        raise LabkitError(f"{name}'s draft has depth={draft.depth} for {draft.nodes} nodes; it is the number of levels")
 
 
 def _context(

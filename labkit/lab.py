@@ -17,7 +17,6 @@ from labkit.errors import LabkitError
 from labkit.loading import load_model
 from labkit.noise import Noise
 from labkit.options import MODEL_DEFAULT, Options
-from labkit.probe import refuse
 from labkit.prompts import Prompts, read_prompts
 from labkit.protocol import Drafter
 from labkit.session import Session
@@ -94,6 +93,8 @@ class Lab:
         options = {name: value for name, value in options.items() if name != "attention_mask"}
         if isinstance(drafters, Drafter):
             drafters = [drafters]
+        if not isinstance(drafters, Sequence):
+            raise LabkitError(f"got drafters={drafters!r}; write a list such as [labkit.EarlyExit(12)]")
         contestants = named([Plain(), *(settings.drafter(drafter) for drafter in drafters)])
         outs: dict[str, list[Generation]] = {name: [] for name in contestants}
         for drafter in contestants.values():
@@ -127,7 +128,7 @@ class _Run:
     def __init__(self, lab: Lab, prompt: Any, drafter: Drafter | None, arguments: dict[str, Any]):
         self.lab, self.options = lab, Options.of(arguments).completed(lab.model.generation_config)
         options = self.options
-        refuse(lab.model)
+        lab.backbone.check_unchanged()
         self.drafter = options.drafter(drafter)
         self.target = lab.target(options)
         self.prompts: Prompts = read_prompts(prompt, options.attention_mask, lab.tokenizer, self.target.vocab)
@@ -140,7 +141,12 @@ class _Run:
                 f"{self.target.limit} positions; "
                 + (f"write max_new_tokens={most} or less" if most > 0 else f"shorten the prompt by {1 - most} tokens")
             )
-        criteria = _as_list(options.stopping_criteria)
+        outside = [
+            t for word in options.bad_words_ids or [] for t in _as_list(word) if not _within(t, self.target.vocab)
+        ]
+        if outside:
+            raise LabkitError(f"bad_words_ids has {outside[0]!r}, which is no token of the {self.target.vocab}")
+        criteria = _callables(options.stopping_criteria, "stopping_criteria")
         if options.stop_strings is not None:
             criteria.append(stop_string_criteria(lab.tokenizer, options.stop_strings))
         self.stop = Stopping(rows, options.max_new_tokens, eos, criteria)
@@ -152,6 +158,8 @@ class _Run:
         self.drafter.check(self.session)
         if options.streamer is not None and len(rows) > 1:
             raise LabkitError(f"a streamer takes one prompt and got {len(rows)}; leave it out for a batch")
+        if options.streamer is not None and not all(hasattr(options.streamer, verb) for verb in ("put", "end")):
+            raise LabkitError(f"got streamer={options.streamer!r}; give a transformers streamer, with put and end")
         self.seconds = self.prefill_seconds = 0.0
 
     def _processors(self, prompt_length: int, eos: frozenset[int]) -> list:
@@ -160,7 +168,7 @@ class _Run:
             sampling=o.sampling, temperature=o.temperature, top_k=o.top_k, top_p=o.top_p, min_p=o.min_p,
             typical_p=o.typical_p, repetition_penalty=o.repetition_penalty, min_new_tokens=o.min_new_tokens,
             no_repeat_ngram_size=o.no_repeat_ngram_size, bad_words_ids=o.bad_words_ids, prompt_length=prompt_length,
-            eos_ids=eos, extra=_as_list(o.logits_processor), device=self.target.device,
+            eos_ids=eos, extra=_callables(o.logits_processor, "logits_processor"), device=self.target.device,
         )  # fmt: skip
 
     def rounds(self) -> Iterator[Round]:
@@ -207,6 +215,18 @@ class _Run:
 def _as_list(given: Any) -> list:
     """None, one thing, or several, as a list."""
     return [] if given is None else list(given) if isinstance(given, Sequence) else [given]
+
+
+def _within(token: Any, vocab: int) -> bool:
+    return not isinstance(token, int) or 0 <= token < vocab
+
+
+def _callables(given: Any, name: str) -> list:
+    """A processor or criterion, or several; each must be callable."""
+    several = _as_list(given)
+    if not all(callable(one) for one in several):
+        raise LabkitError(f"got {name}={given!r}; give a callable of transformers' form, or a list of them")
+    return several
 
 
 def load(name: str, *, device: Any = None, dtype: Any = None, **kwargs: Any) -> Lab:

@@ -76,6 +76,8 @@ def load_model(
     eager where sdpa would not compute what the model means. `kwargs` go to transformers' `from_pretrained`.
     Raises `LabkitError` for a name, folder, device or dtype that cannot be used.
     """
+    if not isinstance(name, str | os.PathLike):
+        raise LabkitError(f"got {name!r}; write a shipped name ({', '.join(SHIPPED)}), a folder or a hub id")
     place = _device(device)
     kwargs["dtype"] = _dtype(dtype, place)
     source = {key: kwargs[key] for key in SOURCE if key in kwargs}

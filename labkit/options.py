@@ -13,6 +13,11 @@ from labkit.protocol import Acceptance, Drafter
 MODEL_DEFAULT = "model's own"
 """`eos_token_id`'s default: what the model's generation config (or tokenizer) says. None means no EOS."""
 
+FOREIGN = ("min_length", "suppress_tokens", "begin_suppress_tokens", "sequence_bias", "forced_bos_token_id",
+           "forced_eos_token_id", "exponential_decay_length_penalty", "guidance_scale", "watermarking_config",
+           "stop_strings", "max_time")  # fmt: skip
+"""What transformers would apply from a generation config in greedy decoding, and labkit does not."""
+
 
 @dataclass(frozen=True)
 class Options:
@@ -83,6 +88,12 @@ class Options:
 
     def completed(self, generation_config: Any) -> "Options":
         """With the penalties that the model's generation config prescribes, greedy or not, where none were given."""
+        foreign = [name for name in FOREIGN if getattr(generation_config, name, None)]
+        if foreign:
+            raise LabkitError(
+                f"the model's generation config has {', '.join(foreign)}, which labkit does not apply; set it to None "
+                "(model.generation_config), or give its processor as logits_processor and then set it to None"
+            )
         names = ("repetition_penalty", "no_repeat_ngram_size", "bad_words_ids", "min_new_tokens")
         given = {name: getattr(generation_config, name, None) for name in names if getattr(self, name) is None}
         return replace(self, **{name: value for name, value in given.items() if value is not None})

@@ -24,18 +24,19 @@ def read_prompts(prompt: Any, attention_mask: Any, tokenizer: Any, vocab: int) -
         attention_mask = prompt.get("attention_mask") if attention_mask is None else attention_mask
         prompt = prompt["input_ids"]
     if isinstance(prompt, torch.Tensor):
-        if prompt.ndim == 2 and attention_mask is None:
-            _check_padding(prompt, getattr(tokenizer, "pad_token_id", None))
         prompt = prompt.tolist()
-    if isinstance(attention_mask, torch.Tensor):
-        attention_mask = attention_mask.tolist()
+    if attention_mask is not None:
+        attention_mask = _mask(attention_mask)
     single = _is_one(prompt)
     given: list[Any] = [prompt] if single else list(prompt)
     if not given:
         raise LabkitError("got an empty list of prompts; give at least one prompt")
     rows = [_ids(one, tokenizer) for one in given]
+    pad, of_ids = getattr(tokenizer, "pad_token_id", None), not any(isinstance(one, str) for one in given)
+    if attention_mask is None and of_ids and all(_is_sequence_of_ids(one) for one in given):
+        _check_padding(rows, pad)
     if attention_mask is not None:
-        masks = [attention_mask] if attention_mask and isinstance(attention_mask[0], int) else attention_mask
+        masks = [attention_mask] if attention_mask and not isinstance(attention_mask[0], list) else attention_mask
         if [len(m) for m in masks] != [len(row) for row in rows]:
             raise LabkitError(
                 f"attention_mask has rows of {[len(m) for m in masks]} entries, the prompts {[len(r) for r in rows]} "
@@ -54,12 +55,29 @@ def read_prompts(prompt: Any, attention_mask: Any, tokenizer: Any, vocab: int) -
     return Prompts(rows, single)
 
 
-def _check_padding(ids: torch.Tensor, pad: int | None) -> None:
-    """Raise LabkitError if rows of several look padded and no mask says what is prompt."""
-    if pad is not None and len(ids) > 1 and bool(((ids[:, 0] == pad) | (ids[:, -1] == pad)).any()):
+def _mask(given: Any) -> list:
+    """An attention mask as lists: from lists, a tensor, or an array."""
+    try:
+        return [*torch.as_tensor(given, device="cpu").tolist()]
+    except (TypeError, ValueError, RuntimeError):
+        if isinstance(given, Sequence) and all(isinstance(row, Sequence) for row in given):
+            return [list(row) for row in given]
         raise LabkitError(
-            f"rows of the prompt tensor begin or end with the pad token {pad} and no attention_mask came; give the "
-            "tokenizer's whole output (or attention_mask=…, ones where the pad token is meant)"
+            f"got attention_mask of type {type(given).__name__}; give the mask that the tokenizer returned with the ids"
+        ) from None
+
+
+def _is_sequence_of_ids(prompt: Any) -> bool:
+    return isinstance(prompt, torch.Tensor) or (isinstance(prompt, Sequence) and all(_is_id(token) for token in prompt))
+
+
+def _check_padding(rows: Sequence[Sequence[int]], pad: int | None) -> None:
+    """Raise LabkitError if rows of one length look padded and no mask says what is prompt."""
+    padded = pad is not None and any(row and pad in (row[0], row[-1]) for row in rows)
+    if padded and len(rows) > 1 and len({len(row) for row in rows}) == 1:
+        raise LabkitError(
+            f"prompts of ids begin or end with the pad token {pad} and no attention_mask came; give the tokenizer's "
+            "whole output (or attention_mask=…, ones where the pad token is meant)"
         )
 
 
@@ -80,7 +98,10 @@ def _is_id(value: Any) -> bool:
 
 def _ids(prompt: Any, tokenizer: Any) -> list[int]:
     if isinstance(prompt, Mapping) and "input_ids" in prompt:
-        return read_prompts(prompt, None, tokenizer, 1 << 62).rows[0]
+        rows = read_prompts(prompt, None, tokenizer, 1 << 62).rows
+        if len(rows) > 1:
+            raise LabkitError(f"one of several prompts holds {len(rows)} rows; give each prompt by itself")
+        return rows[0]
     if isinstance(prompt, torch.Tensor):
         prompt = prompt.tolist()
     if not isinstance(prompt, str) and isinstance(prompt, Sequence) and all(_is_id(token) for token in prompt):
@@ -92,9 +113,14 @@ def _ids(prompt: Any, tokenizer: Any) -> list[int]:
     if isinstance(prompt, Sequence) and all(isinstance(message, Mapping) for message in prompt):
         if getattr(tokenizer, "chat_template", None) is None:
             raise LabkitError("the tokenizer has no chat template; give the prompt as text")
-        return list(
-            tokenizer.apply_chat_template(list(prompt), add_generation_prompt=True, return_dict=True)["input_ids"]
-        )
+        try:
+            whole = tokenizer.apply_chat_template(list(prompt), add_generation_prompt=True, return_dict=True)
+        except Exception as error:  # templates raise whatever they like
+            raise LabkitError(
+                f"the tokenizer's chat template does not take these messages ({type(error).__name__}: {error}); "
+                "write {'role': 'user', 'content': 'text'}"
+            ) from error
+        return list(whole["input_ids"])
     held = sorted({type(x).__name__ for x in prompt}) if isinstance(prompt, Sequence) else "no tokens"
     raise LabkitError(
         f"got a prompt of type {type(prompt).__name__} holding {held}; "

@@ -59,17 +59,36 @@ def test_a_difference_is_near_a_tie_only_between_the_two_tokens(lab):
     assert not ended.near_tie and ended.index == 2
 
 
-def test_hooks_put_on_later_see_no_parts(lab):
+def test_a_changed_model_is_refused():
+    other = families.tiny("llama", seed=8)
+
+    def layer(model):
+        model.model.layers[2] = other.model.layers[2]
+
+    def head(model):
+        model.lm_head = other.lm_head
+
+    changes = (
+        layer, head, lambda model: model.register_forward_hook(lambda *_: None), lambda model: model.float(),
+        lambda model: model.model.register_forward_hook(lambda *_: None),
+    )  # fmt: skip
+    for change in changes:
+        own = labkit.Lab(families.tiny("llama"))
+        own.generate(PROMPT, max_new_tokens=2)
+        change(own.model)
+        with pytest.raises(LabkitError, match="was changed"):
+            own.generate(PROMPT, max_new_tokens=2)
     own, calls = labkit.Lab(families.tiny("llama")), []
-    hook = own.model.model.register_forward_hook(lambda *_: calls.append(1))
-    own.generate(PROMPT, EarlyExit(2, 2), max_new_tokens=4)
-    hook.remove()
-    assert not calls
-    layer_calls = []
-    hook = own.model.model.layers[1].register_forward_hook(lambda *_: layer_calls.append(1))
+    own.model.model.layers[1].register_forward_hook(lambda *_: calls.append(1))
     own.generate(PROMPT, max_new_tokens=4)
-    hook.remove()
-    assert len(layer_calls) == 5  # a layer is run whole, and its hooks with it: prefill and four steps
+    assert len(calls) == 5  # a layer is run whole, and its hooks with it: prefill and four steps
+
+
+def test_what_generate_would_apply_and_labkit_does_not():
+    own = labkit.Lab(families.tiny("llama"))
+    own.model.generation_config.min_length = 20
+    with pytest.raises(LabkitError, match="has min_length"):
+        own.generate(PROMPT, max_new_tokens=2)
 
 
 @dataclass(frozen=True)
@@ -87,7 +106,74 @@ def test_a_draft_larger_than_promised(lab):
         lab.generate(PROMPT, TooMany(), max_new_tokens=8)
 
 
-@pytest.mark.parametrize("prompt", [[None], [1.5, 2.0], [[None]], [{"role": "user"}, 3], [object()]])
+def spoilt(**changes):
+    """A drafter whose two-node chain has some parts replaced."""
+
+    class Spoilt(Drafter):
+        nodes = 2
+
+        def propose(self, state, context):
+            draft = Draft.chain(context.tokens[:, :2])
+            for name, value in changes.items():  # past the checks of shapes that tests run with
+                object.__setattr__(draft, name, value(draft) if callable(value) else value)
+            return draft
+
+    return Spoilt()
+
+
+SPOILT = {
+    "int32 tokens": {"tokens": lambda d: d.tokens.int()},
+    "valid as int": {"valid": lambda d: d.valid.long()},
+    "parents short": {"parents": lambda d: d.parents[:, :1]},
+    "q of another shape": {"q": lambda d: torch.zeros(1)},
+    "probs of another vocabulary": {"probs": lambda d: torch.zeros(1, 2, 7)},
+    "depth 0": {"depth": 0},
+    "depth 9": {"depth": 9},
+}
+
+
+@pytest.mark.parametrize("fault", SPOILT)
+def test_malformed_drafts(lab, fault):
+    with pytest.raises(LabkitError, match="Spoilt's draft has"):
+        lab.generate(PROMPT, spoilt(**SPOILT[fault]), max_new_tokens=8)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"bad_words_ids": [[100]]}, {"attention_mask": 1}, {"logits_processor": 5}, {"stopping_criteria": [None]},
+     {"streamer": 5}],
+    ids=str,
+)  # fmt: skip
+def test_odd_options(lab, options):
+    with pytest.raises(LabkitError):
+        lab.generate(PROMPT, max_new_tokens=3, **options)
+
+
+def test_masks_of_any_kind(lab):
+    want = lab.generate(PROMPT[1:], max_new_tokens=3).tokens
+    mask = [0, 1, 1, 1, 1, 1]
+    for given in (mask, [mask], list(map(float, mask)), torch.tensor(mask), np.array([mask])):
+        assert lab.generate(PROMPT, attention_mask=given, max_new_tokens=3).tokens == want
+
+
+@pytest.mark.smollm2
+def test_messages_that_do_not_fit(smollm2):
+    for message in ({"role": "user"}, {"role": "user", "content": 5}):
+        with pytest.raises(LabkitError, match="chat template"):
+            smollm2.generate([message], max_new_tokens=2)
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        [{"input_ids": [[1, 2], [3, 4]]}, {"input_ids": [[5, 6]]}],
+        [None],
+        [1.5, 2.0],
+        [[None]],
+        [{"role": "user"}, 3],
+        [object()],
+    ],
+)
 def test_prompts_of_no_kind(lab, prompt):
     with pytest.raises(LabkitError):
         lab.generate(prompt, max_new_tokens=2)
@@ -109,8 +195,9 @@ def test_padding_without_a_mask_is_refused():
 
     padded = labkit.Lab(families.tiny("llama"), Tokenizer())
     ids = torch.tensor([[0, 0, 5], [3, 4, 5]])
-    with pytest.raises(LabkitError, match="attention_mask"):
-        padded.generate(ids, max_new_tokens=2)
+    for given in (ids, ids.tolist(), {"input_ids": ids.tolist()}):
+        with pytest.raises(LabkitError, match="attention_mask"):
+            padded.generate(given, max_new_tokens=2)
     assert padded.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=2).prompts[0] == [0, 0, 5]
 
 

@@ -210,6 +210,61 @@ def test_faulty_checkpoints(tmp_path, fault):
         load_heads(*rewritten(tmp_path, "untied", change, apply))
 
 
+DAMAGE = {
+    "config not json": ("config.json", b"{oops"),
+    "config a list": ("config.json", b"[]"),
+    "config not text": ("config.json", bytes([255, 254])),
+    "weights garbage": ("model.safetensors", b"garbage"),
+    "weights empty": ("model.safetensors", b""),
+    "index empty": ("model.safetensors.index.json", b"{}"),
+    "index not json": ("model.safetensors.index.json", b"nope"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damaged_files(tmp_path, damage):
+    lab = target(48, 131)
+    save_heads(made("mlp"), tmp_path, lab)
+    name, content = DAMAGE[damage]
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(LabkitError):
+        load_heads(tmp_path, lab)
+    if name == "model.safetensors":
+        (tmp_path / name).rename(tmp_path / "pytorch_model.bin")
+        with pytest.raises(LabkitError):
+            load_heads(tmp_path, lab)
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [{"inner_dim": "a"}, {"inner_dim": -3}, {"n_predict": "x"}, {"top_k_tokens_per_head": 5}, {"n_candidates": 0},
+     {"scale_input": "no"}, {"architectures": 5}],
+    ids=str,
+)  # fmt: skip
+def test_odd_config_entries(tmp_path, entry):
+    with pytest.raises(LabkitError):
+        load_heads(*rewritten(tmp_path, "untied", lambda t: None, lambda config: config.update(entry)))
+
+
+def test_bad_arguments(tmp_path):
+    lab, heads = target(48, 131), made("mlp")
+    save_heads(heads, tmp_path / "heads", lab)
+    (tmp_path / "file").write_text("")
+    for call in (
+        lambda: load_heads(None, lab), lambda: load_heads(tmp_path / "heads", None), lambda: save_heads(heads, None),
+        lambda: load_heads(tmp_path / "heads", lab, dtype="int8"), lambda: save_heads(heads, tmp_path / "file"),
+        lambda: save_heads(heads, tmp_path, 5), lambda: Heads(5), lambda: Heads(heads, top_k=5),
+        lambda: Heads(heads, tree=5), lambda: Heads(heads, tree=[5]), lambda: Typical("a"), lambda: best_tree(None, 1),
+        lambda: best_tree([0.5], 1), lambda: best_tree([["a"]], 1), lambda: MLPSpeculator(32, 61, 0),
+        lambda: labkit.head_accuracies(lab, heads, [[1, 2, 3]], ranks=0),
+        lambda: labkit.head_accuracies(lab, heads, [[1, 2, 300]]), lambda: labkit.head_accuracies(lab, heads, "text"),
+        lambda: labkit.head_accuracies(lab, made("mlp", width=24), [[1, 2, 3, 4, 5, 6]]),
+    ):  # fmt: skip
+        with pytest.raises(LabkitError):
+            call()
+    assert load_heads(tmp_path / "heads", lab, dtype="float16").head[0].weight.dtype == torch.float16
+
+
 def test_mismatched_pairs(tmp_path):
     folder = golden("untied")[0]
     with pytest.raises(LabkitError, match="width 48, and the target's head reads 40"):
@@ -474,6 +529,19 @@ def test_typical_is_lossy_and_says_so():
     assert strict.accepted == 0  # nothing is surer than certain
     with pytest.raises(LabkitError, match="epsilon"):
         Typical(epsilon=2.0)
+
+
+@pytest.mark.parametrize("settings", STRATEGIES)
+@pytest.mark.parametrize("options", [{}, {"temperature": 0.9}], ids=["greedy", "sampled"])
+def test_typical_on_one_prompt(settings, options):
+    """The last tokens of a lossy text may differ: alone, a row has a shallower tree near the end of its room."""
+    lab = labkit.Lab(families.tiny("llama"))
+    heads = made("mlp", lab.backbone.head_width, lab.backbone.vocab, dtype=lab.backbone.dtype)
+    drafter = Heads(heads, **STRATEGIES[settings])
+    together = lab.generate(PROMPTS, drafter, max_new_tokens=9, acceptance=Typical(), **options).tokens
+    for row, prompt in enumerate(PROMPTS):
+        alone = lab.generate(prompt, drafter, max_new_tokens=9, acceptance=Typical(), seed=row, **options).tokens[0]
+        assert alone[:5] == together[row][:5]
 
 
 def test_head_accuracies():

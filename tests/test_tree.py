@@ -139,7 +139,8 @@ def test_small_files_with_telling_names(path):
 
 
 def test_small_library():
-    counted = [path for path in SOURCES if part(path) not in ("training", "view")]
+    """design.md's bound; heads (modules and published files) are left out like training: they are not the loop."""
+    counted = [path for path in SOURCES if part(path) not in ("training", "view", "heads")]
     assert sum(code_lines(path.read_text()) for path in counted) <= MOST_ALTOGETHER
 
 

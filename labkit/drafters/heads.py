@@ -38,6 +38,13 @@ class Heads(Drafter):
     tree: Sequence[tuple[int, ...]] | None = None
 
     def __post_init__(self):
+        if not all(
+            hasattr(self.heads, verb) for verb in ("count", "vocab", "width", "start", "step", "logits", "top_k")
+        ):
+            raise LabkitError(f"got heads={self.heads!r}; give an MLPSpeculator or Medusa (see labkit.load_heads)")
+        for name, value in (("top_k", self.top_k), ("tree", self.tree)):
+            if value is not None and not isinstance(value, Sequence):
+                raise LabkitError(f"got {name}={value!r}; write a sequence, such as (3, 2, 1) or [(0,), (0, 0)]")
         count, vocab = self.heads.count, self.heads.vocab
         top_k = tuple(self.heads.top_k if self.top_k is None else self.top_k)
         if not top_k or any(isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= vocab for k in top_k):

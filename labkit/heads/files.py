@@ -3,7 +3,9 @@
 import hashlib
 import json
 import os
+import pickle
 import re
+import struct
 import tempfile
 import warnings
 from collections.abc import Callable, Mapping
@@ -11,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
@@ -22,9 +25,11 @@ from labkit.heads.shard import mesh_of, shard_heads
 from labkit.heads.stored import Layout, Stored, find_files, find_folder, recognise, some
 
 HASH = "labkit_target_head"
+SIZES = {"emb_dim": 1, "vocab_size": 1, "n_predict": 1, "inner_dim": 0, "n_candidates": 1}
+FLAGS = ("tie_weights", "scale_input")
 
 
-def load_heads(source: Any, lab: Any, *, dtype: torch.dtype | None = None, check: bool = True) -> nn.Module:
+def load_heads(source: Any, lab: Any, *, dtype: Any = None, check: bool = True) -> nn.Module:
     """Load MLPSpeculator or Medusa heads for `lab` from a folder or a hub id, in any published layout.
 
     The heads come to the device of the target's head, in the target's compute dtype or in `dtype`; they never take
@@ -33,7 +38,29 @@ def load_heads(source: Any, lab: Any, *, dtype: torch.dtype | None = None, check
     over the same devices. Returns an MLPSpeculator or a Medusa.
     """
     folder = find_folder(source)
+    if not hasattr(lab, "backbone"):
+        raise LabkitError(f"got lab={lab!r}; give the labkit.Lab of the target")
+    if isinstance(dtype, str):
+        dtype = getattr(torch, dtype, None)
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise LabkitError(f"got dtype={dtype!r}; write a floating-point one, such as torch.float16")
+    try:
+        return _load(folder, lab, dtype, check)
+    except LabkitError:
+        raise
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RuntimeError, EOFError, struct.error,
+            pickle.UnpicklingError, SafetensorError) as error:  # fmt: skip
+        said = str(error).splitlines()[0][:200] if str(error) else ""
+        raise LabkitError(
+            f"{folder} holds no readable checkpoint of heads ({type(error).__name__}: {said}); fetch it "
+            "again, or check its config.json"
+        ) from error
+
+
+def _load(folder: Path, lab: Any, dtype: torch.dtype | None, check: bool) -> nn.Module:
     config = json.loads((folder / "config.json").read_text()) if (folder / "config.json").exists() else {}
+    if not isinstance(config, dict):
+        raise LabkitError(f"config.json of {folder} holds a {type(config).__name__}; needed is an object")
     stored = Stored(find_files(folder))
     layout = recognise(stored, config, set(lab.model.state_dict()), folder)
     backbone = lab.backbone
@@ -58,6 +85,11 @@ def _speculator(config: Mapping, stored: Stored, where: dict) -> MLPSpeculator:
     absent = [name for name in needed if name not in config]
     if absent:
         raise LabkitError(f"config.json of an MLPSpeculator lacks {', '.join(absent)}; it has {some(config)}")
+    for name, value in config.items():
+        if name in SIZES and (type(value) is not int or value < SIZES[name]):
+            raise LabkitError(f"config.json has {name}: {value!r}; needed is a whole number from {SIZES[name]}")
+        if name in FLAGS and type(value) is not bool:
+            raise LabkitError(f"config.json has {name}: {value!r}; needed is true or false")
     heads = MLPSpeculator(
         config["emb_dim"], config["vocab_size"], config["n_predict"], config.get("inner_dim", 0),
         tie=config.get("tie_weights", False), scale_input=config.get("scale_input", False),
@@ -164,6 +196,8 @@ def save_heads(heads: Any, folder: Any, lab: Any = None) -> Path:
 
     With `lab`, the name of the target and the hash of its head are stored, and checked by `load_heads`.
     """
+    if not isinstance(folder, str | os.PathLike) or (lab is not None and not hasattr(lab, "backbone")):
+        raise LabkitError(f"got folder={folder!r}, lab={lab!r}; write save_heads(heads, folder, lab)")
     folder = Path(folder)
     if isinstance(heads, MLPSpeculator):
         name, prefix = "model.safetensors", "speculator."
@@ -186,6 +220,8 @@ def save_heads(heads: Any, folder: Any, lab: Any = None) -> Path:
     if lab is not None:
         check_pair(heads, lab)
         config |= {"base_model_name_or_path": lab.model.config.name_or_path, HASH: head_hash(lab)}
+    if folder.exists() and not folder.is_dir():
+        raise LabkitError(f"{folder} is a file; give a folder to write config.json and {name} into")
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix=".part-") as part:
         save_file(tensors, Path(part) / name, metadata={"format": "pt"})

@@ -55,6 +55,8 @@ class MLPSpeculator(nn.Module):
     ):
         super().__init__()
         inner = inner or width
+        if min(width, vocab, n_predict) < 1 or inner < 0:
+            raise LabkitError(f"got width={width}, vocab={vocab}, n_predict={n_predict}, inner={inner}; write sizes")
         if top_k is not None and len(top_k) != n_predict:
             raise LabkitError(f"got top_k={tuple(top_k)} for {n_predict} heads; write one number a head")
         self.width, self.vocab, self.inner, self.count = width, vocab, inner, n_predict

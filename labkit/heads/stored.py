@@ -1,6 +1,7 @@
 """What a folder of published heads holds: its files, its tensors by name, and which layout the names have."""
 
 import json
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
@@ -62,6 +63,8 @@ def _unpickled(file: Path) -> dict[str, Tensor]:
 
 def find_folder(source: Any) -> Path:
     """A folder that holds the checkpoint: the one given, or the hub's copy of it."""
+    if not isinstance(source, str | os.PathLike):
+        raise LabkitError(f"got {source!r}; give a folder or a hub id")
     path = Path(source).expanduser()
     if path.is_dir():
         return path

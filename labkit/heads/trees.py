@@ -135,9 +135,9 @@ class FixedTree:
         return sum(level.beam.shape[0] for level in self.levels[:count])
 
 
-def check_choices(choices: Sequence[tuple[int, ...]], heads: int, limits: Sequence[int]) -> None:
+def check_choices(choices: Sequence[Any], heads: int, limits: Sequence[int]) -> None:
     """Raise LabkitError unless the choices are a tree of at most `heads` levels with ranks below `limits`."""
-    given = [tuple(choice) for choice in choices]
+    given = [tuple(choice) if isinstance(choice, Sequence) else () for choice in choices]
     if not given or any(not choice for choice in given):
         raise LabkitError(f"got tree={given!r}; write choices such as [(0,), (0, 0), (1,)]")
     twice = sorted({choice for choice in given if given.count(choice) > 1})
@@ -156,13 +156,16 @@ def check_choices(choices: Sequence[tuple[int, ...]], heads: int, limits: Sequen
             raise LabkitError(f"the tree has {choice} without its parent {choice[:-1]}; add that")
 
 
-def best_tree(accuracies: Sequence[Sequence[float]], nodes: int) -> list[tuple[int, ...]]:
+def best_tree(accuracies: Any, nodes: Any) -> list[tuple[int, ...]]:
     """The choices of the tree of `nodes` nodes with the most accepted tokens to expect.
 
     accuracies[i][r]: how often head i's token of rank r is the right one (see `head_accuracies`). Greedy: the next
     node is the one that is reached and right most often, and it is exact, as no node beats its parent. Source: Medusa.
     """
-    rows = [list(map(float, row)) for row in accuracies]
+    try:
+        rows = [list(map(float, row)) for row in accuracies]
+    except (TypeError, ValueError) as error:
+        raise LabkitError(f"got accuracies={accuracies!r}; write a row of shares for each head") from error
     if isinstance(nodes, bool) or not isinstance(nodes, int) or nodes < 1 or not rows or not all(rows):
         raise LabkitError(f"got nodes={nodes!r} for {len(rows)} heads; needed are at least one of each")
     if any(not 0 <= rate <= 1 for row in rows for rate in row):
@@ -191,15 +194,29 @@ def best_tree(accuracies: Sequence[Sequence[float]], nodes: int) -> list[tuple[i
 
 
 @torch.inference_mode()
-def head_accuracies(lab: Any, heads: Any, texts: Sequence[Any], ranks: int = 10) -> list[list[float]]:
+def head_accuracies(lab: Any, heads: Any, texts: Any, ranks: Any = 10) -> list[list[float]]:
     """How often head i's token of rank r is the text's own: `[head][rank]`, each text in one teacher-forced pass.
 
     texts: strings or rows of token ids; the target's own generations tell what a run will accept.
     """
+    backbone = lab.backbone
+    if isinstance(texts, str) or not isinstance(texts, Sequence):
+        raise LabkitError("got one text; give a list of them")
+    if isinstance(ranks, bool) or not isinstance(ranks, int) or not 1 <= ranks <= backbone.vocab:
+        raise LabkitError(f"got ranks={ranks!r}; needed is a number from 1 to {backbone.vocab}")
+    if (heads.width, heads.vocab) != (backbone.head_width, backbone.vocab):
+        raise LabkitError(
+            f"the heads have width {heads.width} and {heads.vocab} tokens, the target {backbone.head_width} and "
+            f"{backbone.vocab}"
+        )
     hits = torch.zeros((heads.count, ranks), device="cpu")
     places = 0
     for text in texts:
+        if isinstance(text, str) and lab.tokenizer is None:
+            raise LabkitError("a text needs a tokenizer; give rows of token ids, or labkit.Lab(model, tokenizer)")
         ids = list(lab.tokenizer(text)["input_ids"]) if isinstance(text, str) else list(text)
+        if ids and not 0 <= min(ids) <= max(ids) < backbone.vocab:
+            raise LabkitError(f"a text has ids {min(ids)} .. {max(ids)}; the vocabulary has {backbone.vocab} tokens")
         rows = len(ids) - 1 - heads.count
         if rows < 1:
             continue
