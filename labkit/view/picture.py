@@ -135,7 +135,7 @@ def demo_picture(
     bars.barh([e.name for e in entries], speedups, color=colours, height=0.62)
     bars.axvline(1, color="black", lw=0.8)
     bars.invert_yaxis()
-    bars.set_xlim(0, max(1.2, *speedups) * 1.6)
+    bars.set_xlim(0, max(1.2, *speedups) * 1.95)
     bars.set_xlabel("speed-up over plain decoding in the same loop, times (below 1: slower)", fontsize=9)
     bars.tick_params(labelsize=9)
     bars.spines[["top", "right"]].set_visible(False)
