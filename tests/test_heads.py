@@ -585,3 +585,21 @@ def test_random_heads_on_the_real_model(smollm2):
     want = smollm2.generate(ids, max_new_tokens=16).tokens
     for settings in STRATEGIES.values():
         assert smollm2.generate(ids, Heads(heads, **settings), max_new_tokens=16).tokens == want
+
+
+def test_live_memory_of_a_published_shape():
+    """llama-160m-accelerator's heads: after the first round nothing grows."""
+    from test_loop import live_bytes
+
+    from labkit.lab import _Run
+
+    settings = families.COMMON | {"hidden_size": 768, "vocab_size": 32000, "num_hidden_layers": 1}
+    lab = labkit.Lab(families.build(hf.LlamaConfig, settings, dtype=torch.float32, attn_implementation="sdpa"))
+    heads = MLPSpeculator(768, 32000, 3, 1024, top_k=(5, 3, 2), candidates=5).requires_grad_(False)
+    assert sum(p.numel() for p in heads.parameters()) == 2 * 3 * 32000 * 1024 + 768 * 1024 + 2 * 1024**2 + 6 * 1024
+    run, live = _Run(lab, [5, 9, 2], Heads(heads), {"max_new_tokens": 12}), []
+    for happened in run.rounds():
+        if run.stop.max_room > heads.count:
+            live.append(live_bytes())
+        del happened
+    assert len(live) > 4 and max(live[1:]) - min(live[1:]) < 4096  # a tree of another depth has another path
