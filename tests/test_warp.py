@@ -174,7 +174,9 @@ class Counting(NoSync):
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_calls_that_wait_for_the_device_are_counted(name):
+def test_calls_that_wait_for_the_device_are_counted(name, monkeypatch):
+    # torch.compile, once used anywhere in the process, turns the validation of distributions off
+    monkeypatch.setattr(torch.distributions.Distribution, "_validate_args", True)
     scores, drafted = torch.randn(2, 4, VOCAB), torch.randint(VOCAB, (2, 3))
     tokens, draft = torch.randint(VOCAB, (2, 9)), Draft.chain(drafted)
     warp, kind = warp_of([name], 2), type(KINDS[name]())
