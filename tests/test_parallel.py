@@ -54,14 +54,14 @@ def texts(lab, heads):
 
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="torch was built without distributed")
 def test_two_processes_give_the_text_of_one(tmp_path):
-    settings = families.COMMON | {"num_key_value_heads": 2, "vocab_size": 61, "num_hidden_layers": 4}
+    settings = families.COMMON | {"num_key_value_heads": 2, "vocab_size": 62, "num_hidden_layers": 4}
     model = families.build(hf.LlamaConfig, settings, 0, dtype=torch.float32, attn_implementation="sdpa")
     model.save_pretrained(tmp_path / "target")
     lab = labkit.Lab(model)
     made = {
-        "speculator": MLPSpeculator(32, 61, 3, 24),
-        "tied": MLPSpeculator(32, 61, 3, 24, tie=True, scale_input=True),
-        "medusa": Medusa(32, 61, 3, 1),
+        "speculator": MLPSpeculator(32, 62, 3, 24),
+        "tied": MLPSpeculator(32, 62, 3, 24, tie=True, scale_input=True),
+        "medusa": Medusa(32, 62, 3, 1),
     }
     for name, heads in made.items():
         for parameter in heads.parameters():
