@@ -9,7 +9,7 @@ from labkit.decoding import Round
 from labkit.draft import Draft, Partial
 from labkit.drafters import DraftModel, EarlyExit, Heads, Plain, PromptLookup
 from labkit.errors import LabkitError
-from labkit.heads import MEDUSA_CHOICES, Medusa, MLPSpeculator, best_tree, head_accuracies, load_heads, save_heads
+from labkit.heads import Medusa, MLPSpeculator, best_tree, head_accuracies, load_heads, save_heads
 from labkit.lab import Lab, Token, load
 from labkit.loading import fetch
 from labkit.protocol import Context, Drafter
@@ -19,7 +19,6 @@ from labkit.trace import Generation
 logging.getLogger("labkit").addHandler(logging.NullHandler())
 
 __all__ = [
-    "MEDUSA_CHOICES",
     "Backbone",
     "Comparison",
     "Context",

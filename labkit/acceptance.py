@@ -174,7 +174,7 @@ class Typical(Acceptance):
             reached[:, 1 + node] *= reached.gather(1, above[:, node, None])[:, 0]
         length = reached * torch.nn.functional.pad(draft.levels() + 1, (1, 0))
         on = torch.zeros_like(reached).scatter_(1, length.argmax(1, keepdim=True), 1)
-        for node in reversed(range(draft.nodes)):
+        for node in reversed(range(draft.nodes)):  # scatter_add refuses to read what it writes to
             on.scatter_add_(1, above[:, node, None], on[:, 1 + node, None].clone())
         walk = _Walk(draft)
         for node in range(draft.nodes):

@@ -56,10 +56,10 @@ def _prompt(path: Path, number: int, line: str) -> dict[str, str]:
 
 def _writable(path: str | None) -> Path | None:
     """The path, if a file can be written there: asked before the work is done, not after."""
-    if path is not None and not Path(path).absolute().parent.is_dir():
-        raise LabkitError(
-            f"{path!r} cannot be written: there is no folder {str(Path(path).absolute().parent)!r}; make it"
-        )
+    if path is not None and Path(path).is_dir():
+        raise LabkitError(f"{path!r} is a folder; write the name of a file in it")
+    if path is not None and not (folder := Path(path).absolute().parent).is_dir():
+        raise LabkitError(f"{path!r} cannot be written: there is no folder {str(folder)!r}; make it")
     return None if path is None else Path(path)
 
 
@@ -83,10 +83,8 @@ def demo(args: argparse.Namespace) -> None:
 
     wanted = [p for p in read_prompt_files([]) if p["id"] in DEMO]
     exit = max(1, lab.backbone.depth * 4 // 5)
-    drafters = [read_strategy(text, _opener(args)) for text in args.drafter] or [
-        EarlyExit(exit, max_draft=2),
-        PromptLookup(),
-    ]
+    asked = [read_strategy(text, _opener(args)) for text in args.drafter]
+    drafters = asked or [EarlyExit(exit, max_draft=2), PromptLookup()]
     comparison = lab.compare(as_ids(lab, wanted), drafters, max_new_tokens=args.max_new_tokens)
     m = machine(lab.backbone)
     caption = f"{m['model']}, {m['dtype']}, {m['device']}, {m['threads']} threads, {len(wanted)} prompts, greedy"

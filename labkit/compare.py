@@ -60,7 +60,7 @@ def named(drafters: Sequence[Drafter]) -> dict[str, Drafter]:
     found: dict[str, Drafter] = {}
     for drafter in drafters:
         name, count = repr(drafter), 1
-        while name in found and found[name] is not drafter and found[name] != drafter:
+        while found.get(name, drafter) != drafter:
             count += 1
             name = f"{drafter!r} ({count})"
         found[name] = drafter

@@ -106,9 +106,9 @@ def _check(draft: Any, drafter: Drafter, session: Session) -> None:
               "exits": (shape, torch.long)}  # fmt: skip
     for part, (size, kind) in wanted.items():
         value = getattr(draft, part)
-        if value is not None and (
-            value.shape != size or (value.dtype != kind if kind else not value.is_floating_point())
-        ):
+        if value is None:
+            continue
+        if value.shape != size or not (value.dtype == kind if kind else value.is_floating_point()):
             raise LabkitError(
                 f"{name}'s draft has {part} of shape {tuple(value.shape)}, {value.dtype}; needed are {tuple(size)}, "
                 f"{kind or 'floating point'}"

@@ -32,9 +32,8 @@ def read_prompts(prompt: Any, attention_mask: Any, tokenizer: Any, vocab: int) -
     if not given:
         raise LabkitError("got an empty list of prompts; give at least one prompt")
     rows = [_ids(one, tokenizer) for one in given]
-    pad, of_ids = getattr(tokenizer, "pad_token_id", None), not any(isinstance(one, str) for one in given)
-    if attention_mask is None and of_ids and all(_is_sequence_of_ids(one) for one in given):
-        _check_padding(rows, pad)
+    if attention_mask is None and all(_is_sequence_of_ids(one) for one in given):
+        _check_padding(rows, getattr(tokenizer, "pad_token_id", None))
     if attention_mask is not None:
         masks = [attention_mask] if attention_mask and not isinstance(attention_mask[0], list) else attention_mask
         if [len(m) for m in masks] != [len(row) for row in rows]:

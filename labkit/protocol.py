@@ -53,7 +53,7 @@ class Context:
     alone: bool = True
 
     def length(self, most: int) -> int:
-        """The draft length for this round: `most`, or less near the end of the room."""
+        """The draft length for this round: `most`, or less near the end of the room, where it may be 0."""
         return max(0, min(most, self.max_room - 1))
 
     def draw(self, logits: Float[Tensor, "batch vocab"], drafted: Int[Tensor, "batch level"]) -> Drawn:

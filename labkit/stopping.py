@@ -29,14 +29,23 @@ class Stopping:
     ):
         if not isinstance(max_new_tokens, int) or isinstance(max_new_tokens, bool) or max_new_tokens < 1:
             raise LabkitError(f"got max_new_tokens={max_new_tokens!r}; needed is a whole number from 1; write 64")
-        self.output: list[list[int]] = [[] for _ in prompts]
         self.history: list[list[int]] = [list(prompt) for prompt in prompts]
+        self._begins = [len(prompt) for prompt in prompts]
         self.done = [False for _ in prompts]
         self.reason: list[str | None] = [None for _ in prompts]
-        self.lengths = [len(prompt) for prompt in prompts]
         self.room = [max_new_tokens for _ in prompts]
         self._eos, self._criteria = frozenset(eos_ids), tuple(criteria)
         self._texts = [_text(prompt, max_new_tokens) for prompt in prompts] if self._criteria else []
+
+    @property
+    def output(self) -> list[list[int]]:
+        """The new tokens of each row."""
+        return [text[begin:] for text, begin in zip(self.history, self._begins, strict=True)]
+
+    @property
+    def lengths(self) -> list[int]:
+        """The length of each row's text, prompt included."""
+        return [len(text) for text in self.history]
 
     @property
     def max_room(self) -> int:
@@ -50,9 +59,7 @@ class Stopping:
         """
         ends = [self._end(row, block) for row, block in zip(range(len(self.done)), blocks, strict=True)]
         for row, (block, (keep, reason)) in enumerate(zip(blocks, ends, strict=True)):
-            self.output[row] += block[:keep]
             self.history[row] += block[:keep]
-            self.lengths[row] += keep
             self.reason[row] = reason
             self.done[row] = reason is not None
             self.room[row] = 0 if self.done[row] else self.room[row] - keep
@@ -73,7 +80,7 @@ class Stopping:
 
     def _asked(self, row: int, count: int, token: int) -> set[str]:
         """Why the criteria would stop behind `token`, the row's `count`-th new one in this round."""
-        length = self.lengths[row] + count
+        length = len(self.history[row]) + count
         text = self._texts[row]
         text[0, length - 1] = token
         met = [criterion for criterion in self._criteria if _holds(criterion(text[:, :length], None))]  # type: ignore

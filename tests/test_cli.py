@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from labkit.cli import main
+from labkit import LabkitError
+from labkit.cli import main, read_prompt_files
 
 
 def run(capsys, *words):
@@ -67,6 +68,34 @@ def test_bench(capsys, tmp_path):
 def test_refusals(capsys, words, message):
     code, out, err = run(capsys, *words)
     assert code == 2 and message in err and not out
+
+
+LINES = {
+    "not json": (b"{oops", "not JSON"),
+    "no prompt": (b'{"text": "x"}', "has no prompt"),
+    "not text": (bytes([255, 254]), "cannot be read"),
+}
+
+
+@pytest.mark.parametrize("fault", LINES)
+def test_prompt_files(tmp_path, fault):
+    content, message = LINES[fault]
+    (tmp_path / "mine.jsonl").write_bytes(content)
+    with pytest.raises(LabkitError, match=message):
+        read_prompt_files([str(tmp_path / "mine.jsonl")])
+    with pytest.raises(LabkitError, match="cannot be read"):
+        read_prompt_files([str(tmp_path)])
+    (tmp_path / "mine.jsonl").write_text('{"prompt": "a"}\n\n{"id": "b-7", "prompt": "b"}\n')
+    assert [p["id"] for p in read_prompt_files([str(tmp_path / "mine.jsonl")])] == ["mine-01", "b-7"]
+
+
+@pytest.mark.parametrize("words", [("bench", "--json"), ("demo", "--picture")], ids=str)
+def test_places_are_asked_for_before_the_work(capsys, tmp_path, words, monkeypatch):
+    monkeypatch.setattr("labkit.cli.load", lambda *args, **kwargs: pytest.fail("the model was loaded first"))
+    for path, message in ((tmp_path, "is a folder"), (tmp_path / "no" / "x.png", "there is no folder")):
+        code, _, err = run(capsys, *words, str(path))
+        assert code == 2 and message in err
+    assert words[0] != "demo" or run(capsys, *words, str(tmp_path / "x.foo"))[0] == 2
 
 
 @pytest.mark.smollm2

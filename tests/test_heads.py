@@ -99,7 +99,7 @@ def rewritten(tmp_path, name, change, config_change=lambda config: None, file="m
     return tmp_path, target(config["emb_dim"], config["vocab_size"])
 
 
-def same_outputs(folder, lab, name):
+def assert_same_outputs(folder, lab, name):
     _, _, expected = golden(name)
     got = load_heads(folder, lab)(expected["state"], expected["tokens"])
     torch.testing.assert_close(got, expected["logits"], atol=1e-5, rtol=1e-5)
@@ -111,7 +111,7 @@ def test_names_and_files(tmp_path, file, prefix):
     change = lambda tensors: {prefix + k.removeprefix("speculator."): v for k, v in tensors.items()}  # noqa: E731
     for name in ("untied", "tied_scaled"):
         folder, lab = rewritten(tmp_path / name, name, change, file=file)
-        same_outputs(folder, lab, name)
+        assert_same_outputs(folder, lab, name)
 
 
 @pytest.mark.parametrize("kinds", [None, "MLPSpeculatorPreTrainedModel", [], ["Odd"]])
@@ -120,7 +120,7 @@ def test_architectures_missing_or_odd(tmp_path, kinds):
         del config["architectures"]
         config |= {} if kinds is None else {"architectures": kinds}
 
-    same_outputs(*rewritten(tmp_path, "untied", lambda t: None, change), "untied")
+    assert_same_outputs(*rewritten(tmp_path, "untied", lambda t: None, change), "untied")
 
 
 def test_tied_stored_n_times(tmp_path):
@@ -131,7 +131,7 @@ def test_tied_stored_n_times(tmp_path):
         for i in (2, 3):
             tensors[f"speculator.proj.{i}.weight"] = tensors["speculator.proj.1.weight"].clone()
 
-    same_outputs(*rewritten(tmp_path, "tied_scaled", change), "tied_scaled")
+    assert_same_outputs(*rewritten(tmp_path, "tied_scaled", change), "tied_scaled")
 
     def differ(tensors):
         change(tensors)
@@ -144,7 +144,7 @@ def test_tied_stored_n_times(tmp_path):
 def test_merged_model(tmp_path):
     """Heads beside the target's own weights: those are passed over."""
     others = {"model.layers.0.mlp.up_proj.weight": torch.zeros(2), "lm_head.weight": torch.zeros(2)}
-    same_outputs(*rewritten(tmp_path, "untied", lambda tensors: tensors | others), "untied")
+    assert_same_outputs(*rewritten(tmp_path, "untied", lambda tensors: tensors | others), "untied")
 
 
 @pytest.mark.parametrize("layout", ["plain", "medusa_head.", "vllm", "pt"])

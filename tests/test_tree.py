@@ -146,7 +146,7 @@ def test_small_library():
 
 def test_few_public_names():
     assert len(labkit.__all__) <= MOST_NAMES
-    assert labkit.__all__ == sorted(labkit.__all__, key=lambda name: (not name.isupper(), name.islower(), name))
+    assert labkit.__all__ == sorted(labkit.__all__, key=lambda name: (name.islower(), name))
     assert not [name for name in labkit.__all__ if not getattr(labkit, name).__doc__]
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from labkit.draft import ChainBuffer, Draft
 from labkit.errors import LabkitError
-from labkit.heads.trees import FixedTree, ProductTree, check_choices, tree_sizes
+from labkit.heads.trees import FixedTree, ProductTree, check_choices, check_pair, tree_sizes
 from labkit.protocol import Context, Drafter, Work
 from labkit.session import HEAD_INPUT, Session
 
@@ -33,14 +33,13 @@ class Heads(Drafter):
     """
 
     heads: Any
-    top_k: Sequence[int] | None = None
-    candidates: int | None = None
+    top_k: Any = None
+    candidates: Any = None
     tree: Sequence[tuple[int, ...]] | None = None
 
     def __post_init__(self):
-        if not all(
-            hasattr(self.heads, verb) for verb in ("count", "vocab", "width", "start", "step", "logits", "top_k")
-        ):
+        verbs = ("count", "vocab", "width", "start", "step", "logits", "top_k")
+        if not all(hasattr(self.heads, verb) for verb in verbs):
             raise LabkitError(f"got heads={self.heads!r}; give an MLPSpeculator or Medusa (see labkit.load_heads)")
         for name, value in (("top_k", self.top_k), ("tree", self.tree)):
             if value is not None and not isinstance(value, Sequence):
@@ -78,31 +77,24 @@ class Heads(Drafter):
     @property
     def levels(self) -> int:
         """The deepest level."""
-        return len(self.top_k or ()) if self.tree is None else max(map(len, self.tree))
+        return len(self.top_k) if self.tree is None else max(map(len, self.tree))
 
     @property
     def nodes(self) -> int:
         """The most nodes of a tree."""
-        return sum(tree_sizes(self.top_k or (), self.candidates or 1)) if self.tree is None else len(self.tree)
+        return sum(tree_sizes(self.top_k, self.candidates)) if self.tree is None else len(self.tree)
 
     def check(self, session: Session) -> None:
         """Heads and target must have one width and one vocabulary."""
-        backbone = session.backbone
-        if self.heads.width != backbone.head_width or self.heads.vocab != backbone.vocab:
-            raise LabkitError(
-                f"the heads read states of width {self.heads.width} and know {self.heads.vocab} tokens; the target's "
-                f"head reads {backbone.head_width} and knows {backbone.vocab}; load heads made for this target"
-            )
+        check_pair(self.heads, session.backbone)
 
     def begin(self, session: Session) -> _State:
         """The buffers of a chain or a tree."""
         tree = None
         if self.tree is not None:
             tree = FixedTree(self.heads, self.tree, session.tokens.device)
-        elif self.candidates != 1:
-            tree = ProductTree(self.heads, self.top_k or (), self.candidates or 1, session.tokens)
-        elif max(self.top_k or ()) > 1:
-            tree = ProductTree(self.heads, self.top_k or (), 1, session.tokens)
+        elif max(self.top_k) > 1:
+            tree = ProductTree(self.heads, self.top_k, self.candidates, session.tokens)
         return _State(session, ChainBuffer(session.tokens, self.levels), tree)
 
     def work(self, depth: int) -> tuple[list[Work], list[Work]]:

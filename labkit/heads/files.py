@@ -16,13 +16,13 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from labkit.errors import LabkitError
 from labkit.heads.medusa import Medusa
 from labkit.heads.mlp_speculator import MLPSpeculator
 from labkit.heads.shard import mesh_of, shard_heads
 from labkit.heads.stored import Layout, Stored, find_files, find_folder, recognise, some
+from labkit.heads.trees import check_pair
 
 HASH = "labkit_target_head"
 SIZES = {"emb_dim": 1, "vocab_size": 1, "n_predict": 1, "inner_dim": 0, "n_candidates": 1}
@@ -69,7 +69,7 @@ def _load(folder: Path, lab: Any, dtype: torch.dtype | None, check: bool) -> nn.
         heads = _speculator(config, stored, where)
     else:
         heads = _medusa(config, stored, layout, where, backbone)
-    check_pair(heads, lab)
+    _check_pair(heads, lab)
     if check and HASH in config and config[HASH] != (ours := head_hash(lab)):
         raise LabkitError(
             f"{folder} was made for a target whose head has the hash {config[HASH]}, and this one has {ours}; load the "
@@ -102,15 +102,16 @@ def _speculator(config: Mapping, stored: Stored, where: dict) -> MLPSpeculator:
 
 def _drop_copies(stored: Stored, heads: nn.Module) -> None:
     """A tied file may hold a shared tensor n times: the copies must be equal, and one is kept."""
-    wanted = dict(heads.named_parameters())  # each shared one once, under its first name
+    first_names = {parameter: name for name, parameter in heads.named_parameters()}
+    kept: dict[str, str] = {}  # by the name it is wanted under
     for name, parameter in heads.named_parameters(remove_duplicate=False):
-        if name in stored.shapes and name not in wanted:
-            first = next(other for other, one in wanted.items() if one is parameter)
-            if first in stored.shapes and not torch.equal(stored.read(first), stored.read(name)):
-                raise LabkitError(f"tie_weights is true, but {first} and {name} differ; they must be one tensor")
-            if first not in stored.shapes:
-                stored.shapes[first], stored._read[first] = stored.shapes[name], stored._read[name]
-            del stored.shapes[name]
+        if name in stored.shapes:
+            one = kept.setdefault(first_names[parameter], name)
+            if one != name and not torch.equal(stored.read(one), stored.read(name)):
+                raise LabkitError(f"tie_weights is true, but {one} and {name} differ; they must be one tensor")
+    known = {name for name, _ in heads.named_parameters(remove_duplicate=False)}
+    others = {name: name for name in stored.shapes if name not in known}
+    stored.select({name: wanted for wanted, name in kept.items()} | others)
 
 
 def _medusa(config: Mapping, stored: Stored, layout: Layout, where: dict, backbone: Any) -> Medusa:
@@ -148,16 +149,10 @@ def _from_vllm(name: str, layers: int) -> str:
     return f"{head}.{rest[1]}.linear.{rest[2]}" if kind == "blocks" else f"{head}.{layers}.weight"
 
 
-def check_pair(heads: Any, lab: Any) -> None:
-    """Raise LabkitError unless heads and target have one width and one vocabulary."""
-    backbone, tokenizer = lab.backbone, getattr(lab, "tokenizer", None)
-    width = backbone.head_width
-    if heads.width != width:
-        raise LabkitError(f"the heads read states of width {heads.width}, and the target's head reads {width}")
-    if heads.vocab != backbone.vocab:
-        raise LabkitError(f"the heads have a vocabulary of {heads.vocab} tokens, and the target's has {backbone.vocab}")
-    if tokenizer is not None and len(tokenizer) > backbone.vocab:
-        raise LabkitError(f"the tokenizer has {len(tokenizer)} tokens, and the heads know {backbone.vocab}")
+def _check_pair(heads: Any, lab: Any) -> None:
+    check_pair(heads, lab.backbone)
+    if lab.tokenizer is not None and len(lab.tokenizer) > heads.vocab:
+        raise LabkitError(f"the tokenizer has {len(lab.tokenizer)} tokens, and the heads know {heads.vocab}")
 
 
 def fill(heads: nn.Module, stored: Stored, device: torch.device) -> None:
@@ -175,10 +170,8 @@ def fill(heads: nn.Module, stored: Stored, device: torch.device) -> None:
     for name, parameter in wanted.items():
         loaded = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
         loaded.copy_(stored.read(name))
-        for module in heads.modules():
-            for key, held in module._parameters.items():
-                if held is parameter:
-                    module._parameters[key] = nn.Parameter(loaded, requires_grad=False)
+        owner, _, key = name.rpartition(".")
+        heads.get_submodule(owner).register_parameter(key, nn.Parameter(loaded, requires_grad=False))
 
 
 @torch.inference_mode()
@@ -186,7 +179,7 @@ def head_hash(lab: Any) -> str:
     """Of the target's head weights, rounded to bfloat16, so that a target loaded in another dtype has the same."""
     digest = hashlib.sha256()
     weight = lab.backbone.model.get_output_embeddings().weight
-    for rows in (weight.full_tensor() if isinstance(weight, DTensor) else weight).split(4096):
+    for rows in (weight.full_tensor() if hasattr(weight, "full_tensor") else weight).split(4096):
         digest.update(rows.to(torch.bfloat16).cpu().contiguous().view(torch.int16).numpy().tobytes())
     return "sha256:" + digest.hexdigest()
 
@@ -218,7 +211,7 @@ def save_heads(heads: Any, folder: Any, lab: Any = None) -> Path:
     }
     config["torch_dtype"] = str(next(iter(tensors.values())).dtype).removeprefix("torch.")
     if lab is not None:
-        check_pair(heads, lab)
+        _check_pair(heads, lab)
         config |= {"base_model_name_or_path": lab.model.config.name_or_path, HASH: head_hash(lab)}
     if folder.exists() and not folder.is_dir():
         raise LabkitError(f"{folder} is a file; give a folder to write config.json and {name} into")

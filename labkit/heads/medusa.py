@@ -1,6 +1,6 @@
 """Medusa: independent heads that each predict one later token from the same state (2401.10774)."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -77,15 +77,3 @@ class Medusa(nn.Module):
         if not 1 <= count <= self.count:
             raise LabkitError(f"got heads={count}; there are {self.count}")
         return torch.stack([self.logits(head, current) for head in range(count)])
-
-
-MEDUSA_CHOICES: Sequence[tuple[int, ...]] = tuple(
-    sorted(
-        [(i,) for i in range(10)]
-        + [(0, i) for i in range(8)] + [(1, i) for i in range(3)] + [(2, 0), (2, 1), (3, 0), (4, 0)]
-        + [(0, 0, i) for i in range(4)] + [(0, 1, 0), (0, 2, 0), (1, 0, 0), (2, 0, 0)]
-        + [(0, 0, 0, 0), (0, 0, 0, 1), (0, 0, 1, 0)],
-        key=lambda choice: (len(choice), choice),
-    )
-)  # fmt: skip
-"""A tree of 36 nodes for four heads, of the shape that Medusa's authors use; `best_tree` makes one to measure."""

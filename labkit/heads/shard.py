@@ -3,14 +3,11 @@
 from typing import Any
 
 from torch import nn
-from torch.distributed.tensor import DTensor, Replicate
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 
 def mesh_of(target: Any) -> Any:
     """The device mesh over which the target's head is split; None if it is whole."""
-    weight = target.get_output_embeddings().weight
-    return weight.device_mesh if isinstance(weight, DTensor) else None
+    return getattr(target.get_output_embeddings().weight, "device_mesh", None)
 
 
 def shard_heads(heads: nn.Module, mesh: Any) -> nn.Module:
@@ -18,6 +15,10 @@ def shard_heads(heads: nn.Module, mesh: Any) -> nn.Module:
 
     The small projections and ResBlocks stay whole on each rank. Run it in every process, under torchrun.
     """
+    # Not at import: it is slow, and some builds of torch lack it.
+    from torch.distributed.tensor import Replicate
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
     plan: dict[str, Any] = {}
     for name, module in heads.named_modules():  # a tied module comes once
         if isinstance(module, nn.Embedding):

@@ -135,6 +135,15 @@ class FixedTree:
         return sum(level.beam.shape[0] for level in self.levels[:count])
 
 
+def check_pair(heads: Any, backbone: Any) -> None:
+    """Raise LabkitError unless heads and target have one width and one vocabulary."""
+    width, vocab = backbone.head_width, backbone.vocab
+    if heads.width != width:
+        raise LabkitError(f"the heads read states of width {heads.width}, and the target's head reads {width}")
+    if heads.vocab != vocab:
+        raise LabkitError(f"the heads have a vocabulary of {heads.vocab} tokens, and the target's has {vocab}")
+
+
 def check_choices(choices: Sequence[Any], heads: int, limits: Sequence[int]) -> None:
     """Raise LabkitError unless the choices are a tree of at most `heads` levels with ranks below `limits`."""
     given = [tuple(choice) if isinstance(choice, Sequence) else () for choice in choices]
@@ -204,11 +213,7 @@ def head_accuracies(lab: Any, heads: Any, texts: Any, ranks: Any = 10) -> list[l
         raise LabkitError("got one text; give a list of them")
     if isinstance(ranks, bool) or not isinstance(ranks, int) or not 1 <= ranks <= backbone.vocab:
         raise LabkitError(f"got ranks={ranks!r}; needed is a number from 1 to {backbone.vocab}")
-    if (heads.width, heads.vocab) != (backbone.head_width, backbone.vocab):
-        raise LabkitError(
-            f"the heads have width {heads.width} and {heads.vocab} tokens, the target {backbone.head_width} and "
-            f"{backbone.vocab}"
-        )
+    check_pair(heads, backbone)
     hits = torch.zeros((heads.count, ranks), device="cpu")
     places = 0
     for text in texts:
