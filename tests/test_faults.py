@@ -276,3 +276,20 @@ def test_probe_needs_no_taps_at_the_embeddings():
     for depth in (0, -2, 9):
         with pytest.raises(LabkitError, match="tap at depth"):
             Session(backbone, 1, 8, (depth,))
+
+
+def test_a_lookup_takes_the_longest_then_the_latest_match():
+    from labkit.drafters.lookup import _Index
+
+    for text, ngram, want in (
+        ([1, 2, 3, 7, 9, 3, 8, 1, 2, 3], 3, [7, 9]),  # 1 2 3 before the later 3
+        ([1, 2, 3, 7, 9, 3, 8, 1, 2, 3], 1, [8, 1]),  # one token: the latest
+        ([4, 5, 6, 4, 5, 7, 4, 5], 2, [7, 4]),  # the later of two equal matches
+        ([5, 5], 3, [5, 5]),  # into the present: periodically
+        ([1, 2, 3], 3, []),
+    ):
+        assert _Index().continuation(text, ngram, 2) == want
+        grown = _Index()
+        for end in range(1, len(text)):
+            grown.continuation(text[:end], ngram, 2)
+        assert grown.continuation(text, ngram, 2) == want

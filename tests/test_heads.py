@@ -509,6 +509,69 @@ def test_rejection_runs_and_greedy_rejection_is_plain(settings):
     assert lab.generate(PROMPTS, drafter, max_new_tokens=12, temperature=1.0, acceptance=Rejection()).lossless
 
 
+@pytest.mark.parametrize("name", ["llama", "opt", "gemma3"])
+def test_heads_read_the_state_of_the_last_accepted_token(name):
+    """Every draft is what the heads say on a plain forward's state in place n-2, whatever was accepted before."""
+    lab = labkit.Lab(families.tiny(name))
+    backbone = lab.backbone
+    heads = made("mlp", backbone.head_width, backbone.vocab, dtype=backbone.dtype)
+    texts = [list(p) for p in PROMPTS]
+    out = lab.generate(PROMPTS, Heads(heads, top_k=(1, 1, 1)), max_new_tokens=12)
+    checked = 0
+    for happened in out.rounds:
+        for row, text in enumerate(texts):
+            if happened.drafted[row]:
+                ids = torch.tensor([text])
+                residual = lab.model(ids, output_hidden_states=True).hidden_states[-1]  # after the final norm
+                assert residual.shape[-1] == heads.width
+                current, token = heads.start(residual[:, -2:-1]), ids[:, -1:]
+                for head, drafted in enumerate(happened.drafted[row]):
+                    current = heads.step(head, current, token[:, :, None])
+                    token = heads.logits(head, current)[:, 0].argmax(-1, keepdim=True)
+                    assert token.item() == drafted
+                    checked += 1
+            text += happened.tokens[row]
+    assert checked > 30
+
+
+def brute_typical(draft, laws, rule, row):
+    """The longest path of typical nodes, first in index order, by looking at all of them."""
+    best, paths = [], {-1: []}
+    for node in range(draft.nodes):
+        parent = draft.parents[row, node].item()
+        law = laws[row, parent + 1]
+        entropy = -(law * law.log()).sum()
+        fits = law[draft.tokens[row, node]] > min(rule.epsilon, rule.delta * math.exp(-entropy))
+        if parent in paths and draft.valid[row, node] and fits:
+            paths[node] = [*paths[parent], node]
+            best = paths[node] if len(paths[node]) > len(best) else best
+    return best
+
+
+@pytest.mark.parametrize("rule", [Typical(), Typical(0.2, 5.0), Typical(0.05, 0.9), Typical(1.0, 0.4)], ids=str)
+def test_typical_against_brute_force(rule):
+    from labkit.noise import Noise
+
+    generator, lengths = torch.Generator().manual_seed(0), set()
+    for trial in range(60):
+        nodes, vocab = 7, 5
+        parents = torch.stack([torch.randint(-1, i, (3,), generator=generator) for i in range(nodes)], 1)
+        valid = torch.rand((3, nodes), generator=generator) < 0.85
+        for node in range(nodes):  # a node is valid only if its parent is
+            above = parents[:, node]
+            valid[:, node] &= (above < 0) | valid.gather(1, above.clamp_min(0)[:, None])[:, 0]
+        tokens = torch.randint(vocab, (3, nodes), generator=generator)
+        draft = labkit.Draft(tokens, parents, valid, torch.zeros_like(valid), depth=nodes, is_chain=False)
+        scores = 1.5 * torch.randn((3, 1 + nodes, vocab), generator=generator)
+        noise = Noise.of(trial, 3, silent=True, device=torch.device("cpu"))
+        verdict = rule(draft, scores, noise, torch.full((3,), 9), 0)
+        for row in range(3):
+            want = brute_typical(draft, scores.softmax(-1), rule, row)
+            assert verdict.path[row].tolist() == want + [-1] * (nodes - len(want))
+            lengths.add(len(want))
+    assert {0, 1, 2} <= lengths
+
+
 def test_near_the_end_of_the_room():
     lab = labkit.Lab(families.tiny("llama"))
     heads = made("mlp", lab.backbone.head_width, lab.backbone.vocab, dtype=lab.backbone.dtype)
