@@ -7,12 +7,13 @@ from labkit.backbone import Backbone
 from labkit.compare import Comparison
 from labkit.decoding import Round
 from labkit.draft import Draft, Partial
-from labkit.drafters import DraftModel, EarlyExit, Heads, Plain, PromptLookup
+from labkit.drafters import DraftModel, EarlyExit, Heads, Plain, PromptLookup, TopK, Window, below
 from labkit.errors import LabkitError
+from labkit.exits import classifier, confidence, margin, saturation
 from labkit.heads import Medusa, MLPSpeculator, best_tree, head_accuracies, load_heads, save_heads
 from labkit.lab import Lab, Token, load
 from labkit.loading import fetch
-from labkit.protocol import Context, Drafter
+from labkit.protocol import Context, Drafter, never
 from labkit.session import Session
 from labkit.trace import Generation
 
@@ -40,11 +41,19 @@ __all__ = [
     "Round",
     "Session",
     "Token",
+    "TopK",
     "Typical",
+    "Window",
+    "below",
     "best_tree",
+    "classifier",
+    "confidence",
     "fetch",
     "head_accuracies",
     "load",
     "load_heads",
+    "margin",
+    "never",
+    "saturation",
     "save_heads",
 ]

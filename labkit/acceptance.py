@@ -62,7 +62,9 @@ class Match(Acceptance):
     lossless = True
     keep_law = False
 
-    def draft_noise(self, noise: Noise, n: Int[Tensor, "batch"], round: int, level: int, vocab: int) -> Tensor | None:
+    def draft_noise(
+        self, noise: Noise, n: Int[Tensor, "batch"], round: int, level: int, vocab: int, member: int = 0
+    ) -> Tensor | None:
         """The noise that the target will use for the same position."""
         return None if noise.silent else noise.gumbel(n[:, None] + level, vocab, Salt.TARGET)[:, 0]
 
@@ -103,9 +105,12 @@ class Rejection(Acceptance):
     lossless = True
     keep_law = True
 
-    def draft_noise(self, noise: Noise, n: Int[Tensor, "batch"], round: int, level: int, vocab: int) -> Tensor | None:
+    def draft_noise(
+        self, noise: Noise, n: Int[Tensor, "batch"], round: int, level: int, vocab: int, member: int = 0
+    ) -> Tensor | None:
         """Noise of this round alone: a discarded draw that came back would bias the law."""
-        return None if noise.silent else noise.gumbel(self._places(n, round) + level, vocab, Salt.DRAFT)[:, 0]
+        salt = Salt.DRAFT + 16 * member
+        return None if noise.silent else noise.gumbel(self._places(n, round) + level, vocab, salt)[:, 0]
 
     def _places(self, n: Tensor, round: int) -> Int[Tensor, "batch 1"]:
         return torch.full_like(n, round * PLACES)[:, None]
@@ -157,7 +162,9 @@ class Typical(Acceptance):
         if not (numbers and 0 <= self.epsilon <= 1 and self.delta >= 0):
             raise LabkitError(f"got {self}; needed are epsilon from 0 to 1 and delta of 0 or more; write Typical()")
 
-    def draft_noise(self, noise: Noise, n: Int[Tensor, "batch"], round: int, level: int, vocab: int) -> Tensor | None:
+    def draft_noise(
+        self, noise: Noise, n: Int[Tensor, "batch"], round: int, level: int, vocab: int, member: int = 0
+    ) -> Tensor | None:
         """None: a draft proposes what it finds best."""
         return None
 

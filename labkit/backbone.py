@@ -14,8 +14,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from labkit import views
+from labkit.attention import PACKED
 from labkit.cache import SlotCache
 from labkit.errors import LabkitError
+from labkit.exits import Leaving, check_depths
 from labkit.probe import attention_layout, check_composition, position_limit, refuse
 
 MOST_VIEWS = 256
@@ -74,8 +76,11 @@ class Backbone:
         self.window: int | None = getattr(config, "sliding_window", None)
         self._substitute: Callable[[int, nn.Module], nn.Module] = lambda index, layer: layer
         if config._attn_implementation == "sdpa":
-            self._substitute = lambda index, layer: views.with_attention(layer, views.PACKED)
+            self._substitute = lambda index, layer: views.with_attention(layer, PACKED)
         self._views: dict[Any, nn.Module] = {}
+        self._course: Callable | None = None
+        self._prompts: Backbone | None = None
+        self._held: Backbone | None = None
         self._head = views.head_of(model)
         self._parts = self._identities()
         with torch.inference_mode():
@@ -110,6 +115,27 @@ class Backbone:
         cut.depth = layers
         return cut
 
+    def exiting(self, rule: Any, layers: Any = None) -> "Backbone":
+        """The same model leaving its layers where `rule` says: the target of CALM's lossy decoding.
+
+        Tested at `layers` (depths; default every one). Prompts still go through all layers. See labkit.exits.
+        """
+        depths = check_depths(layers, self.depth)
+        other = copy.copy(self)
+        other._course, other._prompts = Leaving(self, self.holding(), rule, depths), self
+        return other
+
+    @property
+    def for_prompts(self) -> "Backbone":
+        """What prompts are run through: itself, or all layers of a target that exits early."""
+        return self._prompts or self
+
+    def holding(self) -> "Backbone":
+        """The same layers writing keys and values only: states that have left propagate through it unchanged."""
+        if self._held is None:
+            self._held = self.substituted(lambda index, layer: views.holding(layer))
+        return self._held
+
     def substituted(self, substitute: Callable[[int, nn.Module], nn.Module]) -> "Backbone":
         """The same weights with some layers replaced: `substitute(index, layer)` returns the layer to run.
 
@@ -117,7 +143,7 @@ class Backbone:
         """
         other, before = copy.copy(self), self._substitute
         other._substitute = lambda index, layer: substitute(index, before(index, layer))
-        other._views = {}
+        other._views, other._held = {}, None
         return other
 
     def check_exit(self, exit: Any, name: str = "exit") -> None:
@@ -160,6 +186,8 @@ class Backbone:
         """
         if start == stop > 0:
             return x
+        if self._course is not None:
+            return self._course(x, start, stop, cache, slots, positions, mask)
         cache.place(slots, mask.width)
         return self.view(start, stop)(
             **{"input_ids" if start == 0 else "inputs_embeds": x, self._cache_name: cache},
@@ -198,6 +226,17 @@ class Backbone:
         for module in self._final:
             hidden = module(hidden)
         return hidden
+
+    def rms_weight(self) -> Tensor | None:
+        """The weight of the final norm, if that is a plain RMSNorm."""
+        weight = getattr(self._final[0], "weight", None)
+        x = torch.linspace(-1, 1, self.width, dtype=self.dtype, device=self.device)[None, None]
+        eps = getattr(self.model.config.get_text_config(), "rms_norm_eps", 1e-6)
+        plain = weight is not None and weight.shape == x.shape[2:] and len(self._final) == 1
+        same = plain and torch.allclose(
+            self.norm(x), torch.nn.functional.rms_norm(x, x.shape[2:], weight, eps), atol=1e-3
+        )
+        return weight if same else None
 
     def logits(self, normed: Float[Tensor, "batch rows out"]) -> Float[Tensor, "batch rows vocab"]:
         """The model's own head path, logit scales and soft-caps included, on `norm`'s output."""

@@ -117,7 +117,8 @@ def rivals(lab: Lab, drafters: Sequence[Drafter], max_new_tokens: int) -> list[C
     """Transformers' plain generate, and its counterpart of each strategy that has one."""
     found = [theirs(lab, "transformers generate", max_new_tokens)]
     for drafter in drafters:
-        if isinstance(drafter, EarlyExit) and drafter.share and drafter.exit < lab.backbone.depth:
+        twin = isinstance(drafter, EarlyExit) and drafter == EarlyExit(drafter.exit, drafter.max_draft)
+        if twin and isinstance(drafter.exit, int) and drafter.exit < lab.backbone.depth:
             name = f"transformers assistant_early_exit={drafter.exit}, num_assistant_tokens={drafter.max_draft}"
             found.append(theirs(lab, name, max_new_tokens, assistant_early_exit=drafter.exit,
                                 num_assistant_tokens=drafter.max_draft))  # fmt: skip
@@ -139,7 +140,8 @@ class BareSteps:
         self.plain_times: list[float] = []
         most = 2 + max([d.scratch for d in drafters.values()], default=0)
         backbones = {id(w.backbone): w.backbone for pair in self.work.values() for part in pair for w in part}
-        self.sessions = {None: Session(lab.backbone, 1, len(ids) + most)}
+        taps = sorted({depth for drafter in drafters.values() for depth in drafter.taps})
+        self.sessions = {None: Session(lab.backbone, 1, len(ids) + most, taps)}
         self.sessions |= {b: Session(b, 1, len(ids) + most) for b in backbones.values() if b is not None}
         with torch.inference_mode():
             for session in self.sessions.values():
@@ -251,15 +253,19 @@ def _row(
         return row | {"loop_efficiency": step * plain.decoding_speed, "step_seconds": step}
     most = max(1, contestant.drafter.nodes)
     c, v = bare.costs(contestant.name, most)
+    said = {
+        "drafted_per_round": drafted / sum(o.row_rounds for o in outs),
+        "acceptance_rate": accepted / max(1, drafted),
+    }
+    said |= {"alpha": accepted / max(1, judged)}
+    if not bare.work[contestant.name][1]:  # what a rule will do is not known beforehand: no ideal to hold it against
+        return row | said
     # A round in which no row drafted is a plain step; the others cost gamma c + v.
     drafting = sum(any(r.drafted) for o in outs for r in o.rounds) / sum(contestant.rounds)
     gamma = drafted / sum(o.row_rounds for o in outs) if c else 0.0
     ideal = row["tokens_per_round"] / (gamma * c + drafting * v + 1 - drafting)
-    return row | {
-        "drafting_rounds": drafting, "drafted_per_round": drafted / sum(o.row_rounds for o in outs),
-        "acceptance_rate": accepted / max(1, drafted),
-        "alpha": accepted / max(1, judged), "c": c, "v": v, "ideal_speedup": ideal, "loop_efficiency": speedup / ideal,
-    }  # fmt: skip
+    ideals = {"drafting_rounds": drafting, "c": c, "v": v, "ideal_speedup": ideal, "loop_efficiency": speedup / ideal}
+    return row | said | ideals
 
 
 def report(result: dict[str, Any]) -> str:

@@ -63,15 +63,20 @@ class SlotCache(Cache):
     """Preallocated keys, values and taps for `batch` rows of at most `capacity` slots.
 
     A tap is one more buffer, `(batch, capacity + 1, width)`: slot i holds the state of committed token i at
-    that depth (the residual stream after `depth` layers; -1 = what the head reads).
+    that depth (the residual stream after `depth` layers; -1 = what the head reads). `left (batch, capacity + 1)` is
+    the depth at which a target that exits early left each slot's token, 0 where it did not. `begun (batch,)` are the
+    prompts' lengths. `copies` counts the device-to-host copies that rules on the data have cost.
     """
 
     def __init__(self, layers: int, batch: int, capacity: int, taps: Sequence[int] = ()):
         self.batch, self.capacity = batch, capacity
         self.taps: dict[int, Tensor | None] = dict.fromkeys(sorted(set(taps)))
-        self.width = self.rows = 0
+        self.width = self.rows = self.copies = 0
+        self.left: Tensor | None = None
+        self.begun: Tensor = torch.zeros(batch, dtype=torch.long, device="cpu")
         self._copies: dict[torch.device, Tensor] = {}
-        super().__init__(layers=[SlotLayer(self) for _ in range(layers)])
+        self.slot_layers = [SlotLayer(self) for _ in range(layers)]
+        super().__init__(layers=list(self.slot_layers))
 
     def get_query_offset(self, layer_idx: int = 0) -> int:
         """Slots shown below the rows being written."""
@@ -87,6 +92,17 @@ class SlotCache(Cache):
         if device not in self._copies:
             self._copies[device] = next(iter(self._copies.values())).to(device)
         return self._copies[device]
+
+    def to_host(self, x: Tensor) -> list:
+        """What a rule on the data found, as a list: one counted device-to-host copy."""
+        self.copies += 1
+        return x.tolist()
+
+    def leave(self, slots: Int[Tensor, "batch rows"], depths: Int[Tensor, "batch rows"]) -> None:
+        """Keep the depths at which these rows left."""
+        if self.left is None:
+            self.left = depths.new_zeros((self.batch, self.capacity + 1))
+        self.left.scatter_(1, slots, depths)
 
     def write_tap(self, depth: int, hidden: Float[Tensor, "batch rows width"], slots: Int[Tensor, "batch rows"]):
         """Keep the states of these rows at `depth`."""
@@ -113,5 +129,4 @@ class SlotCache(Cache):
 
     def buffers(self) -> list[Tensor]:
         """Keys and values of every layer that has been written."""
-        layers: list[Any] = [layer for layer in self.layers if getattr(layer, "is_initialized", False)]
-        return [x for layer in layers for x in (layer.keys, layer.values)]
+        return [x for layer in self.slot_layers if layer.is_initialized for x in (layer.keys, layer.values)]

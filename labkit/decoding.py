@@ -28,7 +28,8 @@ class Round:
     token ([] if it has none). p: the target's. target: what the target itself says after the pending token and
     after each drafted one (one more than drafted). accepted: how many drafted tokens stayed. rejected: whether
     the target turned one down. parents: of the drafted nodes (-1 = the pending token). path: the accepted ones'
-    places among the drafted. exit: the layer each drafted token was read after ([] if not from the target).
+    places among the drafted. exit: the layer each drafted token was read after ([] if not from the target, 0 for
+    a token that is not). left: the layer after which a target that exits early was read for each committed token.
     seconds: by phase, for the whole batch.
     """
 
@@ -42,6 +43,7 @@ class Round:
     parents: list[list[int]]
     path: list[list[int]]
     exit: list[list[int]]
+    left: list[list[int]]
     seconds: dict[str, float]
 
 
@@ -80,7 +82,7 @@ def play_round(
     clock.append(time.perf_counter())
     scores = warp(logits, session.tokens, stop.lengths, draft.tokens, draft)
     verdict = acceptance(draft, scores, noise, session.n, number)
-    host = _Host(draft, verdict)
+    host = _Host(draft, verdict, session.left())
     clock.append(time.perf_counter())
     keep = stop.trim(host.blocks)
     session.commit(verdict.tokens, verdict.path, keep)
@@ -131,7 +133,7 @@ def _context(
         max_room=stop.max_room,
         round=number,
         warp=warp,
-        noise=lambda level, vocab: acceptance.draft_noise(noise, n, number, level, vocab),
+        noise=lambda level, vocab, member: acceptance.draft_noise(noise, n, number, level, vocab, member),
         keep_law=acceptance.keep_law,
     )
 
@@ -139,11 +141,12 @@ def _context(
 class _Host:
     """A draft and its verdict, brought to the host in one copy."""
 
-    def __init__(self, draft: Draft, verdict: Verdict):
+    def __init__(self, draft: Draft, verdict: Verdict, left: torch.Tensor | None):
         whole = [verdict.accepted[:, None], verdict.tokens, draft.tokens, draft.valid.long(), verdict.target]
         whole += [verdict.path]
         whole += [] if draft.is_chain else [draft.parents]
         whole += [] if draft.exits is None else [draft.exits]
+        whole += [] if left is None else [left]
         real = [verdict.p] + ([] if draft.q is None else [draft.q])
         packet = torch.cat([*whole, *(x.double().view(torch.long) for x in real)], 1)
         self.rows = []
@@ -154,6 +157,7 @@ class _Host:
             row["valid"], row["target"], row["path"] = take(draft.nodes), take(1 + draft.nodes), take(draft.depth)
             row["parents"] = list(range(-1, draft.nodes - 1)) if draft.is_chain else take(draft.nodes)
             row["exit"] = [] if draft.exits is None else take(draft.nodes)
+            row["left"] = [] if left is None else take(1 + draft.nodes)
             row["p"] = _reals(take(1 + draft.nodes))
             row["q"] = [] if draft.q is None else _reals(take(draft.nodes))
             self.rows.append(row)
@@ -174,6 +178,8 @@ class _Host:
             parts["parents"].append([place[row["parents"][i]] for i in nodes])
             parts["exit"].append([row["exit"][i] for i in nodes if row["exit"]])
             parts["path"].append([place[node] for node in row["path"][: min(row["accepted"], kept)]])
+            reads = [0, *(1 + node for node in row["path"])][:kept]
+            parts["left"].append([row["left"][at] for at in reads if row["left"]])
             end = row["path"][row["accepted"] - 1] if row["accepted"] else -1
             parts["rejected"].append(kept > row["accepted"] and any(row["parents"][i] == end for i in nodes))
         return Round(seconds=seconds, **parts)

@@ -117,35 +117,3 @@ class Draft:
         for _ in range(self.depth):
             seen = own | seen.gather(1, above[:, :, None].expand_as(seen))
         return seen
-
-
-class ChainBuffer:
-    """Static buffers in which a drafter collects a chain, one token at a time, over all rounds of a run."""
-
-    def __init__(self, like: Int[Tensor, "batch *rest"], most: int):
-        self.tokens = like.new_zeros((like.shape[0], most))
-        self.q = torch.zeros_like(self.tokens, dtype=torch.float32)
-        self.probs: Tensor | None = None
-
-    def put(
-        self,
-        level: int,
-        token: Int[Tensor, "batch"],
-        q: Float[Tensor, "batch"],
-        probs: Float[Tensor, "batch vocab"] | None,
-    ) -> None:
-        """Write the token drafted at `level`, and the law it was drawn from where acceptance needs it."""
-        self.tokens[:, level] = token
-        self.q[:, level] = q
-        if probs is not None:
-            if self.probs is None:
-                self.probs = probs.new_zeros((*self.tokens.shape, probs.shape[-1]))
-            self.probs[:, level] = probs
-
-    def draft(
-        self, count: int, exits: Int[Tensor, "batch nodes"] | None = None, partial: Partial | None = None
-    ) -> Draft:
-        """The first `count` tokens as a draft."""
-        probs = None if self.probs is None else self.probs[:, :count]
-        tokens, q = self.tokens[:, :count], self.q[:, :count]
-        return Draft.chain(tokens, drawn=probs is not None, probs=probs, q=q, exits=exits, partial=partial)

@@ -106,6 +106,8 @@ class Lab:
 
     def target(self, options: Options) -> Backbone:
         """What a run decodes with: the whole model, or its first `early_exit` layers."""
+        if callable(options.early_exit):
+            return self.backbone.exiting(options.early_exit, options.exit_layers)
         return self.backbone if options.early_exit is None else self.backbone.cut(options.early_exit)
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -197,7 +199,8 @@ class _Run:
             "drafter": repr(self.drafter), **self.options.record(), "acceptance": repr(self.options.rule),
             "model": model.config.name_or_path or type(model).__name__, "depth": self.target.depth,
             "dtype": str(self.target.dtype).removeprefix("torch."), "device": str(self.target.device),
-            "host_copies": len(rounds) + self.warp.syncs,
+            **self.drafter.report(self.session),
+            "host_copies": len(rounds) + self.warp.syncs + self.session.cache.copies,
         }  # fmt: skip
         return Generation(
             text=texts[0] if texts is not None and self.prompts.single else texts,

@@ -45,7 +45,8 @@ class Options:
     min_new_tokens: int | None = None
     seed: int | Sequence[int] = 0
     acceptance: Acceptance | None = None
-    early_exit: int | None = None
+    early_exit: Any = None
+    exit_layers: Sequence[int] | None = None
     eos_token_id: Any = MODEL_DEFAULT
     stop_strings: str | list[str] | None = None
     logits_processor: Any = None
@@ -148,4 +149,4 @@ class Options:
         """The settings as plain values, for the result."""
         plain = (int, float, str, bool, list, tuple, type(None))
         values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: value if isinstance(value, plain) else type(value).__name__ for name, value in values.items()}
+        return {name: value if isinstance(value, plain) else repr(value)[:200] for name, value in values.items()}

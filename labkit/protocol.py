@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from jaxtyping import Float, Int
@@ -29,6 +29,16 @@ class Drawn:
     probs: Float[Tensor, "batch vocab"] | None
 
 
+StopRule = Callable[[Drawn, int], Tensor | None]
+"""`stop(drawn, level) -> (batch,) bool`: True in the rows whose draft ends with this token, None if in no row ever.
+
+It may look at the tokens drawn so far, never at one to come; what was drawn is verified all the same."""
+
+
+def never(drawn: Drawn, level: int) -> None:
+    """The stop rule that lets a draft go on to its full length."""
+
+
 @dataclass(frozen=True)
 class Context:
     """A round as a drafter sees it; built by the loop.
@@ -37,6 +47,7 @@ class Context:
     last round's one copy: `history` (each row's committed ids, to be read only), `lengths` (the same as n), `done`,
     `room` (new tokens still allowed), `max_room` (the most room that an unfinished row has). `round` counts from 0.
     `alone`: the drafter proposes every round and every verified draft was its own; a combinator clears it.
+    `member`: whose draws these are, 0 outside combinators. `stop`: ends drafts early, on top of a drafter's own rule.
     """
 
     tokens: Int[Tensor, "batch slots"]
@@ -48,13 +59,19 @@ class Context:
     max_room: int
     round: int
     warp: Warp
-    noise: Callable[[int, int], Tensor | None]
+    noise: Callable[[int, int, int], Tensor | None]
     keep_law: bool = False
     alone: bool = True
+    member: int = 0
+    stop: StopRule = never
 
     def length(self, most: int) -> int:
         """The draft length for this round: `most`, or less near the end of the room, where it may be 0."""
         return max(0, min(most, self.max_room - 1))
+
+    def for_member(self, index: int) -> "Context":
+        """The same round for member `index` (0 to 14) of a combinator: it is not alone, and its draws are its own."""
+        return replace(self, alone=False, member=self.member * 16 + 1 + index)
 
     def draw(self, logits: Float[Tensor, "batch vocab"], drafted: Int[Tensor, "batch level"]) -> Drawn:
         """The drafter's next token after the chain `drafted`, from its own `logits`.
@@ -64,7 +81,7 @@ class Context:
         """
         level = drafted.shape[1]
         scores = self.warp(logits[:, None], self.tokens, self.lengths, drafted)[:, -1]
-        noise = self.noise(level, logits.shape[-1])
+        noise = self.noise(level, logits.shape[-1], self.member)
         token = (scores if noise is None else scores + noise).argmax(-1)
         probs = scores.softmax(-1)
         q = probs.gather(1, token[:, None])[:, 0]
@@ -115,8 +132,13 @@ class Acceptance(ABC):
     """Whether drafts must carry the law `probs` that their tokens were drawn from."""
 
     @abstractmethod
-    def draft_noise(self, noise: Noise, n: Int[Tensor, "batch"], round: int, level: int, vocab: int) -> Tensor | None:
-        """Gumbel noise `(batch, vocab)` for a drafter's draw at `level`; None at zero temperature."""
+    def draft_noise(
+        self, noise: Noise, n: Int[Tensor, "batch"], round: int, level: int, vocab: int, member: int = 0
+    ) -> Tensor | None:
+        """Gumbel noise `(batch, vocab)` for a drafter's draw at `level`; None at zero temperature.
+
+        `member`: which drafter of a combinator draws; two of them must not share noise that decides acceptance.
+        """
 
     @abstractmethod
     def __call__(
@@ -141,6 +163,11 @@ class Drafter(ABC):
         """The most nodes it proposes in a round."""
 
     @property
+    def hands_over(self) -> bool:
+        """Whether its drafts may carry a Partial: in a combinator it then proposes last and its nodes come first."""
+        return False
+
+    @property
     def scratch(self) -> int:
         """Slots that it uses above the pending one; capacity is allocated from this."""
         return self.nodes
@@ -155,6 +182,10 @@ class Drafter(ABC):
     def work(self, depth: int) -> tuple[list[Work], list[Work]]:
         """The model work of drafting a full round, and of verifying it, on a target of `depth` layers."""
         return [], [Work(0, depth, 1 + self.nodes, head=1 + self.nodes)]
+
+    def report(self, session: Session) -> dict[str, Any]:
+        """What a generation's settings should record of this strategy when it is over."""
+        return {}
 
     @abstractmethod
     def propose(self, state: Any, context: Context) -> Draft:

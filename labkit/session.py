@@ -55,9 +55,11 @@ class Session:
         self.tokens = torch.zeros((batch, capacity + 1), dtype=torch.long, device=device)
         self.n = torch.zeros(batch, dtype=torch.long, device=device)
         self.lengths = [0] * batch
+        self.cache.begun = self.n
         self.writes = 0
         self._slots = torch.arange(capacity + 1, device=device)[None]
         self._draft: Draft | None = None
+        self._verified = self._slots
 
     # -- committed tokens -------------------------------------------------------------------------------
 
@@ -68,10 +70,12 @@ class Session:
         ids = torch.tensor([[*prompt, *[0] * (longest - len(prompt))] for prompt in prompts], device="cpu")
         self.tokens[:, :longest] = ids.to(self.tokens.device)
         self.follow(torch.tensor([len(p) for p in prompts], device="cpu").to(self.n.device), [len(p) for p in prompts])
+        self.cache.begun, whole = self.n, self.backbone.for_prompts
         for first in range(0, longest - 1, PREFILL_ROWS):
             last = min(first + PREFILL_ROWS, longest - 1)
             at = self._slots[:, first:last].expand(self.batch, -1)
-            hidden = self.run(self.tokens[:, first:last], 0, self.backbone.depth, rows := self._causal(at, last, -1))
+            rows = self._causal(at, last, -1)
+            hidden = self.run(self.tokens[:, first:last], 0, self.backbone.depth, rows, whole)
             if HEAD_INPUT in self.cache.taps:
                 self.norm(hidden, rows)
 
@@ -99,6 +103,10 @@ class Session:
         at = torch.where(steps < kept[:, None], self.n[:, None] + steps, self.capacity)
         self.tokens.scatter_(1, at, accepted)
         self.follow(self.n + kept, [length + k for length, k in zip(self.lengths, keep, strict=True)])
+
+    def to_host(self, x: Tensor) -> list:
+        """What a rule on the data found, as a list: one device-to-host copy, counted in the generation's settings."""
+        return self.cache.to_host(x)
 
     # -- rows -------------------------------------------------------------------------------------------
 
@@ -181,8 +189,15 @@ class Session:
                 fresh = self.run(ids[:, partial.rows :], 0, partial.depth, rows.after(partial.rows))
                 hidden = torch.cat([hidden, fresh], 1)
             hidden = self.run(hidden, partial.depth, depth, rows)
-        self._draft = draft
+        self._draft, self._verified = draft, rows.slots
         return self.backbone.logits(self.norm(hidden, rows)).to(self.n.device)
+
+    def left(self) -> Int[Tensor, "batch rows"] | None:
+        """The depth each verified row was read at, on a target that exits early; None on any other."""
+        if self.cache.left is None:
+            return None
+        left = self.cache.left.gather(1, self._verified)
+        return torch.where(left == 0, self.backbone.depth, left)
 
     def _check_partial(self, partial: Partial, rows: int) -> None:
         if partial.stamp != self.writes:

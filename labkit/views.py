@@ -15,16 +15,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention
-from transformers import AttentionInterface, PreTrainedModel
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
+from labkit.attention import KEYS_ONLY
 from labkit.errors import LabkitError
 
 LAYERS = ("layers", "h")
 FINAL = ("norm", "ln_f", "final_layer_norm", "final_layernorm", "project_out")
 POSITIONS = ("wpe", "embed_positions")
+MLPS = ("mlp", "block_sparse_moe", "feed_forward", "fc2")
 EMBEDDING_SIDE = ("project_in", "embed_norm", "embedding_norm", "emb_norm", "word_embeddings_layernorm")
 
 
@@ -183,32 +183,6 @@ def head_of(model: PreTrainedModel) -> nn.Module:
     return view.eval()
 
 
-PACKED = "labkit_packed_gqa"
-PACK_AT_MOST = 64
-"""Rows up to which queries are folded; a longer prefill block expands keys and values as usual."""
-
-
-def packed_attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask, **kwargs):
-    """Call sdpa with the query group folded into the rows, so that K and V need no expansion.
-
-    query (batch, heads, rows, dim), key and value (batch, kv_heads, width, dim). Bit-equal to expanding.
-    """
-    batch, heads, rows, dim = query.shape
-    group = heads // key.shape[1]
-    plain = kwargs.get("position_bias") is None and kwargs.get("softcap") is None
-    if rows > PACK_AT_MOST or attention_mask is None or not plain:
-        return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
-    if group > 1:
-        query = query.reshape(batch, key.shape[1], group * rows, dim)
-        mask = attention_mask.expand(batch, 1, rows, -1)
-        attention_mask = mask.expand(-1, -1, group, -1) if rows == 1 else mask.repeat(1, 1, group, 1)
-    out = scaled_dot_product_attention(query, key, value, attention_mask, scale=kwargs.get("scaling"))
-    return out.reshape(batch, heads, rows, -1).transpose(1, 2).contiguous(), None
-
-
-AttentionInterface.register(PACKED, packed_attention)
-
-
 @functools.cache
 def takes_attention_function(attention_class: type) -> bool:
     """Whether a class of attention module calls the function registered under its config's name."""
@@ -255,7 +229,7 @@ def without(layer: nn.Module, *, attention: bool = False, mlp: bool = False) -> 
     source = inspect.getsource(inspect.unwrap(type(layer).forward))
     names = [attention_of(layer)] if attention else []
     if mlp:
-        found = child(layer, ("mlp", "block_sparse_moe", "feed_forward", "fc2"))
+        found = child(layer, MLPS)
         if found is None:
             raise LabkitError(f"{type(layer).__name__} has no MLP that labkit can find; skip its attention only")
         names.append(found)
@@ -265,5 +239,22 @@ def without(layer: nn.Module, *, attention: bool = False, mlp: bool = False) -> 
         else:
             call = re.search(rf"([\w, ]+?) = self\.{name}\(", source)
             view._modules[name] = Zeros(1 if call is None else call[1].count(",") + 1)
+    rehook(layer, view)
+    return view
+
+
+def holding(layer: nn.Module) -> nn.Module:
+    """The layer writing its keys and values only: the residual stream passes it unchanged, bit by bit."""
+    view = with_attention(layer, KEYS_ONLY)
+    if child(layer, MLPS) is not None:
+        view = without(view, mlp=True)
+    inner = bare(view)
+
+    def forward(hidden_states: Tensor, *args, **kwargs):
+        out = type(inner).forward(inner, hidden_states, *args, **kwargs)
+        return hidden_states if isinstance(out, Tensor) else (hidden_states, *out[1:])
+
+    view = bare(view)
+    view.__dict__["forward"] = forward
     rehook(layer, view)
     return view

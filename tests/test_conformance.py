@@ -8,6 +8,7 @@ from scripted import RandomTree, Replay, accepted_lengths, reference, watched
 import labkit
 from labkit import MLPSpeculator
 from labkit.drafters import DraftModel, EarlyExit, Heads, Plain, PromptLookup
+from labkit.heads import Affine, DraftVocabulary, Kangaroo
 
 PROMPTS = [[3, 14, 15, 9, 26, 5, 35], [8], [58, 9, 7, 9, 3, 2, 3, 8, 4, 6, 2, 6]]
 COUNT = 15
@@ -19,6 +20,14 @@ def some_heads(model):
     for parameter in heads.parameters():
         torch.nn.init.normal_(parameter, std=0.4, generator=torch.Generator().manual_seed(3))
     return heads
+
+
+def shaken(module):
+    """The module with every weight off its initial value."""
+    generator = torch.Generator().manual_seed(5)
+    for parameter in module.parameters():
+        parameter.data += 0.3 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+    return module
 
 
 STRATEGIES = {
@@ -33,6 +42,21 @@ STRATEGIES = {
     "Heads, chain": lambda model, texts: Heads(some_heads(model), top_k=(1, 1, 1)),
     "Heads, product tree": lambda model, texts: Heads(some_heads(model), top_k=(3, 2, 2), candidates=4),
     "Heads, fixed tree": lambda model, texts: Heads(some_heads(model), tree=[(0,), (1,), (0, 0), (0, 1), (1, 0)]),
+    "exit rule": lambda model, texts: EarlyExit(labkit.confidence(0.3), 4),
+    "exit rule, projected": lambda model, texts: EarlyExit(labkit.margin(0.2), 4, catch_up="project"),
+    "exit rule, few layers": lambda model, texts: EarlyExit(labkit.saturation(0.7), 4, layers=(1, 2), maximum=3),
+    "exit rule and window": lambda model, texts: EarlyExit(labkit.confidence(0.3), 4, kv=labkit.Window(1, 3)),
+    "window": lambda model, texts: EarlyExit(4, 3, kv=labkit.Window(2, 2)),
+    "top keys": lambda model, texts: EarlyExit(4, 3, kv=labkit.TopK(3)),
+    "stop rule": lambda model, texts: EarlyExit(2, 5, stop=labkit.below(0.4)),
+    "affine adapter": lambda model, texts: EarlyExit(
+        2, 3, adapter=shaken(Affine(model.config.hidden_size, torch.float64))
+    ),
+    "Kangaroo": lambda model, texts: EarlyExit(2, 4, adapter=shaken(Kangaroo.like(labkit.Backbone(model)))),
+    "own head": lambda model, texts: EarlyExit(2, 3, head=shaken(torch.nn.Linear(32, 61, dtype=torch.float64))),
+    "draft vocabulary": lambda model, texts: EarlyExit(
+        2, 3, head=DraftVocabulary.of(labkit.Backbone(model), range(0, 61, 2))
+    ),
     "chain, sometimes right": lambda model, texts: Replay(PROMPTS, texts, 4, accepted_lengths(4)),
     "chain, never right": lambda model, texts: Replay(PROMPTS, texts, 3, (0,)),
     "chain, always right": lambda model, texts: Replay(PROMPTS, texts, 3, (99,)),

@@ -1,76 +1,165 @@
 """Self-speculation: draft with the target's own first layers, verify with the rest."""
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
 
-import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from labkit.draft import ChainBuffer, Draft
+from labkit.draft import Draft
+from labkit.drafters.adapted import Adapted, check_fit, check_parts
+from labkit.drafters.chain import Chain, bare_context, check_stop
+from labkit.drafters.descent import Descent
+from labkit.drafters.kv import KV, Full
 from labkit.drafters.lookup import check_count
-from labkit.protocol import Context, Drafter, Work
+from labkit.errors import LabkitError
+from labkit.exits import ExitRule, check_depths, check_rule
+from labkit.protocol import Context, Drafter, StopRule, Work, never
 from labkit.session import Session
+
+
+NO_ADAPTER = nn.Identity()
 
 
 @dataclass
 class _State:
     session: Session
-    chain: ChainBuffer
-    hidden: Tensor | None = None
+    chain: Chain
+    descent: Descent
+    adapted: Adapted
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class EarlyExit(Drafter):
     """A chain of `max_draft` tokens read after layer `exit` through the model's own norm and head.
 
-    The layers below the exit run once per token: their keys, values and exit states are handed over, and
-    verification resumes above them. `share=False` hands nothing over, so that verification recomputes: the
-    ablation. `exit` = depth is the self-draft, which must be accepted whole. Source: LayerSkip, 2404.16710.
+    The layers below the exit run once per token: their keys, values and exit states are handed over, and verification
+    resumes above them (`share=False` hands nothing over: the ablation). `exit` = depth is the self-draft, which must
+    be accepted whole. Sources: LayerSkip 2404.16710; CALM 2207.07061; Kangaroo 2404.18911; MagicDec 2408.11049.
+
+    exit: a layer, or a rule (labkit.exits) tested between layers, at `layers` (default all) from `minimum` on; a token
+    for which it never fires is read after `maximum` layers (default all). Each test costs a view and a copy to the
+    host, most a head too. In a batch a token goes as deep as its deepest row. catch_up: "exact" takes earlier tokens
+    through the layers that a deeper one needs; "project" only writes their keys and values there, from where they left.
+    adapter, head: modules between exit and logits (labkit.heads.Adapter). kv: what of the cache the draft may read;
+    anything but Full() is approximate, and nothing is handed over. stop: ends a draft early, such as labkit.below(0.6).
     """
 
-    exit: int
+    exit: int | ExitRule
     max_draft: int = 4
     share: bool = True
+    stop: StopRule = field(default=never, kw_only=True)
+    adapter: nn.Module = field(default=NO_ADAPTER, kw_only=True)
+    head: nn.Module | None = field(default=None, kw_only=True)
+    kv: KV = field(default=Full(), kw_only=True)
+    layers: Sequence[int] | None = field(default=None, kw_only=True)
+    minimum: int = field(default=1, kw_only=True)
+    maximum: int | None = field(default=None, kw_only=True)
+    catch_up: str = field(default="exact", kw_only=True)
 
     def __post_init__(self):
-        check_count(self.exit, "exit", "EarlyExit")
         check_count(self.max_draft, "max_draft", "EarlyExit")
+        check_stop(self.stop)
+        if self.catch_up not in ("exact", "project"):
+            raise LabkitError(f'got catch_up={self.catch_up!r}; write "exact" or "project"')
+        if not isinstance(self.kv, KV):
+            raise LabkitError(
+                f"got kv={self.kv!r}; write labkit.Window(sinks, recent), labkit.TopK(budget), or nothing"
+            )
+        check_parts(self.adapter, self.head, self.fixed)
+        if self.fixed:
+            check_count(self.exit, "exit", "EarlyExit")  # type: ignore
+            if self.layers is not None or self.maximum is not None or self.minimum != 1:
+                raise LabkitError(
+                    "layers, minimum and maximum say where a rule is tested; exit=… is one layer, leave them out"
+                )
+        else:
+            check_rule(self.exit, "exit")
+
+    @property
+    def fixed(self) -> bool:
+        """Whether the exit is one layer."""
+        return (isinstance(self.exit, int) and not isinstance(self.exit, bool)) or not callable(self.exit)
 
     @property
     def nodes(self) -> int:
         """The draft length."""
         return self.max_draft
 
+    @property
+    def hands_over(self) -> bool:
+        """Unless told not to, or the draft's work is only like the target's."""
+        return self.share and self.kv.exact
+
+    @property
+    def taps(self) -> Sequence[int]:  # type: ignore
+        """An adapter with KV reads the exit states of committed tokens."""
+        return (self.exit,) if Adapted.needs_tap(self.adapter) else ()  # type: ignore
+
+    def __repr__(self) -> str:
+        always = [f"{name}={getattr(self, name)!r}" for name in ("exit", "max_draft", "share")]
+        parts = [(f.name, getattr(self, f.name), f.default) for f in fields(self) if f.kw_only]
+        usual = (never, None, "exact", 1, Full())
+        told = [(name, value) for name, value, _ in parts if value not in usual and not isinstance(value, nn.Identity)]
+        shown = [f"{name}={type(x).__name__ if isinstance(x, nn.Module) else repr(x)}" for name, x in told]
+        return f"EarlyExit({', '.join(always + shown)})"
+
     def work(self, depth: int) -> tuple[list[Work], list[Work]]:
-        """Draft steps through the first layers; verification resumes above them, or starts anew."""
+        """Draft steps through the first layers; verification resumes above them, or starts anew. Unknown for a rule."""
         rows = 1 + self.max_draft
-        draft = [Work(0, self.exit, 1, times=self.max_draft, head=1)]
-        if not self.share:
+        if not self.fixed:
+            return [], []
+        draft = [Work(0, self.exit, 1, times=self.max_draft, head=1)]  # type: ignore
+        if not isinstance(self.adapter, nn.Identity) or self.head is not None or not self.kv.exact:
+            draft = [Work(0, 0, 1, other=self._bare)]
+        if not self.hands_over:
             return draft, [Work(0, depth, rows, head=rows)]
-        return draft, [Work(0, self.exit, 1), Work(self.exit, depth, rows, head=rows)]
+        return draft, [Work(0, self.exit, 1), Work(self.exit, depth, rows, head=rows)]  # type: ignore
+
+    def depths(self, depth: int) -> tuple[int, ...]:
+        """Where a token may be read on a target of `depth` layers; the last is not tested."""
+        if self.fixed:
+            return (self.exit,)  # type: ignore
+        deepest = depth if self.maximum is None else self.maximum
+        return (*(d for d in check_depths(self.layers, depth) if self.minimum <= d < deepest), deepest)
 
     def check(self, session: Session) -> None:
-        """The exit must be a layer of the target."""
-        session.backbone.check_exit(self.exit)
+        """The exit must be a layer of the target, and what reads it must fit."""
+        if self.fixed:
+            session.backbone.check_exit(self.exit)
+        else:
+            session.backbone.check_exit(self.minimum, "minimum")
+            session.backbone.check_exit(session.backbone.depth if self.maximum is None else self.maximum, "maximum")
+            check_depths(self.layers, session.backbone.depth)
+        check_fit(self.adapter, self.head, session)
+        self.kv.check(session)
 
     def begin(self, session: Session) -> _State:
         """Static buffers for tokens and exit states."""
-        return _State(session, ChainBuffer(session.tokens, self.max_draft))
+        depths = self.depths(session.backbone.depth)
+        reader = self.kv.begin(session, self.max_draft)
+        rule = None if self.fixed else self.exit
+        descent = Descent(session, reader, rule, depths, self.max_draft, self.catch_up == "project")  # type: ignore
+        chain = Chain(session, self.max_draft, self.stop)
+        return _State(session, chain, descent, Adapted(session, depths[-1], self.adapter, self.head))
 
     def propose(self, state: _State, context: Context) -> Draft:
-        """One token a step through layers [0, exit)."""
-        session, chain, count = state.session, state.chain, context.length(self.max_draft)
-        token = session.pending()
-        for level in range(count):
-            hidden = session.run(token, 0, self.exit, session.chain(level, 1))
-            if state.hidden is None:
-                state.hidden = hidden.new_zeros((hidden.shape[0], self.max_draft, hidden.shape[2]))
-            state.hidden[:, level] = hidden[:, 0]
-            logits = session.backbone.head(hidden)[:, 0].to(context.n.device)
-            drawn = context.draw(logits, chain.tokens[:, :level])
-            chain.put(level, drawn.token, drawn.q, drawn.probs)
-            token = drawn.token[:, None]
-        if count == 0:
-            return Draft.empty(context.tokens)
-        hidden = state.hidden if self.share else None
-        partial = None if hidden is None else session.partial(hidden[:, :count], self.exit)
-        return chain.draft(count, torch.full_like(chain.tokens[:, :count], self.exit), partial)
+        """One token a step, as deep as the exit says."""
+        descent, adapted = state.descent, state.adapted
+        descent.start(context)
+
+        def step(level: int, token: Tensor) -> Tensor:
+            return descent.row(level, token, context, lambda hidden: adapted.logits(hidden, level, context))
+
+        count = state.chain.grow(context, context.length(self.max_draft), step)
+        return state.chain.draft(descent.exits[:, :count], descent.partial() if self.hands_over else None)
+
+    def report(self, session: Session) -> dict[str, Any]:
+        """Bytes of keys and values that a draft step reads at the run's end, and that it would read of all of them."""
+        depth = self.depths(session.backbone.depth)[-1]
+        read = {"kv_bytes_per_draft_step": self.kv.read_bytes(session, depth)}
+        return read | {"kv_bytes_of_full": Full().read_bytes(session, depth)}
+
+    def _bare(self, session: Session) -> Callable[[], Any]:
+        state, context = self.begin(session), bare_context(session)
+        return lambda: self.propose(state, context).tokens.tolist()

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from labkit.draft import ChainBuffer, Draft
+from labkit.draft import Draft
+from labkit.drafters.chain import Chain
 from labkit.errors import LabkitError
 from labkit.heads.trees import FixedTree, ProductTree, check_choices, check_pair, tree_sizes
 from labkit.protocol import Context, Drafter, Work
@@ -18,7 +19,7 @@ from labkit.session import HEAD_INPUT, Session
 @dataclass
 class _State:
     session: Session
-    chain: ChainBuffer
+    chain: Chain
     tree: ProductTree | FixedTree | None
 
 
@@ -95,7 +96,7 @@ class Heads(Drafter):
             tree = FixedTree(self.heads, self.tree, session.tokens.device)
         elif max(self.top_k) > 1:
             tree = ProductTree(self.heads, self.top_k, self.candidates, session.tokens)
-        return _State(session, ChainBuffer(session.tokens, self.levels), tree)
+        return _State(session, Chain(session, self.levels), tree)
 
     def work(self, depth: int) -> tuple[list[Work], list[Work]]:
         """The heads' own work, and a verification of all nodes."""
@@ -108,7 +109,15 @@ class Heads(Drafter):
         if state.tree is not None:
             tree = state.tree
             return lambda: tree.draft(hidden, token, self.levels).tokens.tolist()
-        return lambda: self._chain(hidden, token, self.levels, lambda level, logits: logits.argmax(-1)).tolist()
+        step = self._steps(hidden)
+
+        def once() -> None:
+            last = token
+            for level in range(self.levels):
+                last = step(level, last).argmax(-1)[:, None]
+            last.tolist()
+
+        return once
 
     def propose(self, state: _State, context: Context) -> Draft:
         """From the state of the last accepted token, and the pending token after it."""
@@ -121,21 +130,17 @@ class Heads(Drafter):
         if state.tree is not None:
             draft = state.tree.draft(hidden, session.pending(), count)
         else:
-            chain = state.chain
-
-            def draw(level: int, logits: Tensor) -> Tensor:
-                drawn = context.draw(logits.to(context.n.device), chain.tokens[:, :level])
-                chain.put(level, drawn.token, drawn.q, drawn.probs)
-                return drawn.token
-
-            self._chain(hidden, session.pending(), count, draw)
-            draft = chain.draft(count)
+            state.chain.grow(context, count, self._steps(hidden))
+            draft = state.chain.draft()
         return replace(draft, valid=draft.valid & (context.n >= 2)[:, None])
 
-    def _chain(self, hidden: Tensor, token: Tensor, count: int, draw: Callable[[int, Tensor], Tensor]) -> Tensor:
-        """One token a head, each after the one drawn before; the last."""
-        current, token = self.heads.start(hidden), token[:, 0]
-        for head in range(count):
-            current = self.heads.step(head, current, token[:, None, None])
-            token = draw(head, self.heads.logits(head, current)[:, 0].float())
-        return token
+    def _steps(self, hidden: Tensor) -> Callable[[int, Tensor], Tensor]:
+        """A chain's steps: one token a head, each after the one drawn before."""
+        current = self.heads.start(hidden)
+
+        def step(level: int, token: Tensor) -> Tensor:
+            nonlocal current
+            current = self.heads.step(level, current, token[:, :, None].to(current.device))
+            return self.heads.logits(level, current)[:, 0]
+
+        return step

@@ -1,23 +1,25 @@
 """Drafting with another, smaller model of the same vocabulary."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from labkit.backbone import Backbone
-from labkit.draft import ChainBuffer, Draft
+from labkit.draft import Draft
+from labkit.drafters.chain import Chain, Unseen, check_stop
 from labkit.drafters.lookup import check_count
 from labkit.errors import LabkitError
-from labkit.protocol import Context, Drafter, Work
+from labkit.protocol import Context, Drafter, StopRule, Work, never
 from labkit.session import Session
 
 
 @dataclass
 class _State:
     own: Session
-    chain: ChainBuffer
-    seen: list[int]
+    chain: Chain
+    unseen: Unseen
 
 
 @dataclass(frozen=True, repr=False)
@@ -31,15 +33,18 @@ class DraftModel(Drafter):
 
     model: Any
     max_draft: int = 4
+    stop: StopRule = field(default=never, kw_only=True)
 
     def __post_init__(self):
+        check_stop(self.stop)
         check_count(self.max_draft, "max_draft", "DraftModel")
         model = getattr(self.model, "backbone", self.model)
         object.__setattr__(self, "model", model if isinstance(model, Backbone) else Backbone(model))
 
     def __repr__(self) -> str:
         model = self.model.model
-        return f"DraftModel({model.config.name_or_path or self.model}, max_draft={self.max_draft})"
+        stop = "" if self.stop is never else f", stop={self.stop!r}"
+        return f"DraftModel({model.config.name_or_path or self.model}, max_draft={self.max_draft}{stop})"
 
     @property
     def nodes(self) -> int:
@@ -73,22 +78,22 @@ class DraftModel(Drafter):
         own = Session(self.model, session.batch, session.capacity)
         rows = session.tokens.tolist()
         own.prefill([row[:n] for row, n in zip(rows, session.lengths, strict=True)])
-        return _State(own, ChainBuffer(session.tokens, self.max_draft), list(session.lengths))
+        return _State(own, Chain(session, self.max_draft, self.stop), Unseen(session.lengths))
 
     def propose(self, state: _State, context: Context) -> Draft:
         """Feed what it has not seen, then draw token by token."""
-        own, chain, count = state.own, state.chain, context.length(self.max_draft)
+        own, count = state.own, context.length(self.max_draft)
         own.follow(context.n.to(own.n.device), context.lengths)
         if count == 0:
             return Draft.empty(context.tokens)
-        behind = 0 if context.alone else max(n - seen for n, seen in zip(context.lengths, state.seen, strict=True))
-        lag, state.seen = max(2, behind + 1), list(context.lengths)
+        lag = state.unseen.rows(context)
         at = context.n[:, None] + torch.arange(-lag, 0, device=context.n.device)
-        token, rows = context.tokens.gather(1, at.clamp_min(0)).to(own.n.device), own.chain(1 - lag, lag)
-        for level in range(count):
-            hidden = own.run(token, 0, self.model.depth, rows)
-            logits = self.model.head(hidden[:, -1:])[:, 0].to(context.n.device)
-            drawn = context.draw(logits, chain.tokens[:, :level])
-            chain.put(level, drawn.token, drawn.q, drawn.probs)
-            token, rows = drawn.token[:, None].to(own.n.device), own.chain(level + 1, 1)
-        return chain.draft(count)
+        last = context.tokens.gather(1, at.clamp_min(0)).to(own.n.device)
+
+        def step(level: int, token: Tensor) -> Tensor:
+            rows = own.chain(1 - lag, lag) if level == 0 else own.chain(level, 1)
+            hidden = own.run(last if level == 0 else token.to(own.n.device), 0, self.model.depth, rows)
+            return self.model.head(hidden[:, -1:])[:, 0]
+
+        state.chain.grow(context, count, step)
+        return state.chain.draft()

@@ -1,10 +1,22 @@
 """Drafting heads: nn.Modules that predict several later tokens from the target's hidden state, and their files."""
 
+from labkit.heads.adapters import Adapter, Affine, DraftVocabulary, Kangaroo
 from labkit.heads.files import load_heads, save_heads
 from labkit.heads.medusa import Medusa
 from labkit.heads.mlp_speculator import MLPSpeculator
 from labkit.heads.shard import shard_heads
 from labkit.heads.trees import best_tree, head_accuracies
 
-__all__ = ["MLPSpeculator", "Medusa", "best_tree", "head_accuracies", "load_heads", "save_heads",
-           "shard_heads"]  # fmt: skip
+__all__ = [
+    "Adapter",
+    "Affine",
+    "DraftVocabulary",
+    "Kangaroo",
+    "MLPSpeculator",
+    "Medusa",
+    "best_tree",
+    "head_accuracies",
+    "load_heads",
+    "save_heads",
+    "shard_heads",
+]

@@ -1,0 +1,176 @@
+"""Exit adapters: what stands between an early layer's state and the head, residual and zero at the start."""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+
+from labkit.errors import LabkitError
+
+
+class Adapter(nn.Module):
+    """From exit states to what the head reads. `layers`: how many layers with keys and values of its own it has.
+
+    normed: its output goes to the head as it is; otherwise through the target's final norm first. A plain nn.Module of
+    hidden -> hidden may stand where an Adapter is wanted; it has no keys and values.
+    """
+
+    layers: int = 0
+    normed: bool = False
+    width: int
+
+    @abstractmethod
+    def forward(
+        self,
+        hidden: Float[Tensor, "batch rows width"],
+        cache: Any = None,
+        positions: Int[Tensor, "batch rows"] | None = None,
+        mask: Float[Tensor, "batch 1 rows slots"] | None = None,
+    ) -> Float[Tensor, "batch rows width"]:
+        """Adapted states. cache: a SlotCache of `layers` layers, placed for these rows; mask: additive."""
+
+    def check(self, width: int) -> None:
+        """Raise LabkitError unless it was made for states of this width."""
+        if self.width != width:
+            raise LabkitError(f"the {type(self).__name__} adapter has width {self.width}, and the target {width}")
+
+
+class Affine(Adapter):
+    """h + W h + b, which starts as the identity. Source: tuned lens, 2303.08112."""
+
+    def __init__(self, width: int, dtype: torch.dtype | None = None, device: Any = None):
+        super().__init__()
+        self.width = width
+        self.linear = nn.Linear(width, width, dtype=dtype, device=device)
+        nn.init.zeros_(self.linear.weight)
+        nn.init.zeros_(self.linear.bias)
+
+    def forward(self, hidden, cache=None, positions=None, mask=None):
+        """Each row by itself."""
+        return hidden + self.linear(hidden)
+
+
+class Kangaroo(Adapter):
+    """Norm, causal attention over committed exit states, norm; no MLP. The head reads the last norm's output.
+
+    heads, kv_heads, head_dim: of the attention; rope_theta: base of its rotary positions. Source: Kangaroo, 2404.18911.
+    """
+
+    layers = 1
+    normed = True
+
+    def __init__(
+        self, width: int, heads: int, kv_heads: int | None = None, head_dim: int | None = None, *,
+        rope_theta: float = 10000.0, eps: float = 1e-5, dtype: torch.dtype | None = None, device: Any = None,
+    ):  # fmt: skip
+        super().__init__()
+        self.width, self.heads, self.kv_heads = width, heads, kv_heads or heads
+        self.head_dim, self.rope_theta, self.eps = head_dim or width // heads, rope_theta, eps
+        if self.heads % self.kv_heads or self.head_dim % 2:
+            raise LabkitError(
+                f"got heads={heads}, kv_heads={kv_heads}, head_dim={self.head_dim}; "
+                "kv_heads must divide heads, and head_dim be even"
+            )
+        make = lambda rows, columns: nn.Linear(columns, rows, bias=False, dtype=dtype, device=device)  # noqa: E731
+        self.norm_in, self.norm_out = (nn.RMSNorm(width, eps, dtype=dtype, device=device) for _ in range(2))
+        self.q = make(self.heads * self.head_dim, width)
+        self.k, self.v = (make(self.kv_heads * self.head_dim, width) for _ in range(2))
+        self.o = make(width, self.heads * self.head_dim)
+        nn.init.zeros_(self.o.weight)
+
+    @classmethod
+    def like(cls, lab: Any) -> "Kangaroo":
+        """One with the attention shape, dtype and device of a Lab's target, its last norm a copy of the target's."""
+        backbone = getattr(lab, "backbone", lab)
+        config = backbone.model.config.get_text_config()
+        rope = getattr(config, "rope_parameters", None) or {}
+        made = cls(
+            backbone.width, config.num_attention_heads, getattr(config, "num_key_value_heads", None),
+            getattr(config, "head_dim", None), rope_theta=float(rope.get("rope_theta") or 10000.0),
+            eps=getattr(config, "rms_norm_eps", 1e-5), dtype=backbone.dtype, device=backbone.device,
+        )  # fmt: skip
+        final = backbone.rms_weight()
+        if final is not None:
+            with torch.no_grad():
+                made.norm_out.weight.copy_(final)
+        return made
+
+    def forward(self, hidden, cache=None, positions=None, mask=None):
+        """With a cache: rows see the slots that `mask` shows. Without: a whole text, each row what came before it."""
+        batch, rows, _ = hidden.shape
+        if positions is None:
+            positions = torch.arange(rows, device=hidden.device)[None]
+        x = self.norm_in(hidden)
+        q, k, v = (part(x).view(batch, rows, -1, self.head_dim).transpose(1, 2) for part in (self.q, self.k, self.v))
+        q, k = self._rotated(q, positions), self._rotated(k, positions)
+        if cache is not None:
+            k, v = cache.update(k, v, 0)
+        out = scaled_dot_product_attention(
+            q, k, v, mask, is_causal=cache is None, enable_gqa=self.heads != self.kv_heads
+        )
+        return self.norm_out(hidden + self.o(out.transpose(1, 2).reshape(batch, rows, -1)))
+
+    def _rotated(self, x: Tensor, positions: Tensor) -> Tensor:
+        half = self.head_dim // 2
+        inverse = self.rope_theta ** (-torch.arange(half, device=x.device, dtype=torch.float64) / half)
+        angle = (positions[:, None, :, None] * inverse).to(torch.promote_types(x.dtype, torch.float32))
+        cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
+        first, second = x[..., :half], x[..., half:]
+        return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
+
+
+class DraftVocabulary(nn.Module):
+    """A head over part of the vocabulary, mapped back: tokens it does not have get probability 0.
+
+    head: (..., width) -> (..., len(tokens)) logits. tokens: their ids, without repetition. vocab: the target's.
+    """
+
+    tokens: Tensor
+
+    def __init__(self, head: nn.Module, tokens: Sequence[int] | Tensor, vocab: int):
+        super().__init__()
+        ids = torch.as_tensor(tokens, dtype=torch.long)
+        wrong = ids.ndim != 1 or len(ids) == 0 or len(ids.unique()) != len(ids) or ids.min() < 0 or ids.max() >= vocab
+        if wrong:
+            raise LabkitError(
+                f"got tokens of shape {tuple(ids.shape)}; needed is a list of different ids from 0 to {vocab - 1}"
+            )
+        self.head, self.vocab = head, vocab
+        self.register_buffer("tokens", ids)
+
+    @classmethod
+    def of(cls, lab: Any, tokens: Sequence[int] | Tensor) -> "DraftVocabulary":
+        """The target's own norm and the rows of its head for `tokens`."""
+        backbone = getattr(lab, "backbone", lab)
+        weight = backbone.model.get_output_embeddings().weight
+        ids = torch.as_tensor(tokens, dtype=torch.long)
+        reduced = nn.Linear(weight.shape[1], len(ids), bias=False, dtype=weight.dtype, device=weight.device)
+        made = cls(nn.Sequential(_Norm(backbone), reduced), ids, backbone.vocab).to(weight.device)
+        with torch.no_grad():
+            reduced.weight.copy_(weight[ids.to(weight.device)])
+        return made
+
+    def forward(self, hidden: Float[Tensor, "*rows width"]) -> Float[Tensor, "*rows vocab"]:
+        """Logits of the whole vocabulary."""
+        found = self.head(hidden)
+        if found.shape[-1] != len(self.tokens):
+            raise LabkitError(f"the head says {found.shape[-1]} tokens, and the map has {len(self.tokens)}")
+        absent = torch.finfo(found.dtype).min / 2
+        out = found.new_full((*found.shape[:-1], self.vocab), absent)
+        return out.index_copy_(-1, self.tokens, found)
+
+
+class _Norm(nn.Module):
+    """The target's final norm; its weights stay the target's."""
+
+    def __init__(self, backbone: Any):
+        super().__init__()
+        self._norm = [backbone.norm]
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """What the head reads."""
+        return self._norm[0](hidden)
