@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from labkit import compare, views
+from labkit.costs import work_seconds
 from labkit.doctor import machine
 from labkit.drafters import EarlyExit, Plain, PromptLookup
 from labkit.errors import LabkitError
@@ -114,11 +115,14 @@ def assistant_settings(model, draft_tokens: int | None) -> Iterator[None]:
 
 
 def rivals(lab: Lab, drafters: Sequence[Drafter], max_new_tokens: int) -> list[Contestant]:
-    """Transformers' plain generate, and its counterpart of each strategy that has one."""
+    """Transformers' generate, plain and as each strategy that it has too."""
     found = [theirs(lab, "transformers generate", max_new_tokens)]
     for drafter in drafters:
-        twin = isinstance(drafter, EarlyExit) and drafter == EarlyExit(drafter.exit, drafter.max_draft)
-        if twin and isinstance(drafter.exit, int) and drafter.exit < lab.backbone.depth:
+        if (
+            isinstance(drafter, EarlyExit)
+            and drafter == EarlyExit(drafter.exit, drafter.max_draft)
+            and (drafter.fixed and drafter.exit != lab.backbone.depth)
+        ):
             name = f"transformers assistant_early_exit={drafter.exit}, num_assistant_tokens={drafter.max_draft}"
             found.append(theirs(lab, name, max_new_tokens, assistant_early_exit=drafter.exit,
                                 num_assistant_tokens=drafter.max_draft))  # fmt: skip
@@ -153,32 +157,8 @@ class BareSteps:
             self.plain_times.append(self._time(self.plain))
             self.times[name].append((self._time(draft), self._time(verify)))
 
-    @torch.inference_mode()
     def _time(self, works: Sequence[Work]) -> float:
-        total = 0.0
-        for work in works:
-            session = self.sessions[work.backbone]
-            if work.other is not None:
-                once = work.other(session)
-                began = time.perf_counter()
-                once()
-                total += time.perf_counter() - began
-                continue
-            rows = session.chain(0, work.rows)
-            x = session.tokens[:, : work.rows]
-            if work.start > 0:
-                x = torch.zeros((1, work.rows, session.backbone.width), dtype=session.backbone.dtype, device=x.device)
-            for _ in range(work.times):
-                began = time.perf_counter()
-                hidden = session.backbone.run(
-                    x, work.start, work.stop, session.cache, rows.slots, rows.positions, rows.mask
-                )
-                if work.head:
-                    session.backbone.head(hidden[:, -work.head :]).argmax(-1).tolist()
-                else:
-                    hidden[0, 0, 0].item()
-                total += time.perf_counter() - began
-        return total
+        return sum(work_seconds(self.sessions[work.backbone], work) for work in works)
 
     def costs(self, name: str, draft_tokens: int) -> tuple[float, float]:
         """C (one drafted token) and v (one verification), in plain steps: medians."""
@@ -258,7 +238,7 @@ def _row(
         "acceptance_rate": accepted / max(1, drafted),
     }
     said |= {"alpha": accepted / max(1, judged)}
-    if not bare.work[contestant.name][1]:  # what a rule will do is not known beforehand: no ideal to hold it against
+    if not bare.work[contestant.name][1]:  # what a rule will do is not known beforehand
         return row | said
     # A round in which no row drafted is a plain step; the others cost gamma c + v.
     drafting = sum(any(r.drafted) for o in outs for r in o.rounds) / sum(contestant.rounds)

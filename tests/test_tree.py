@@ -14,7 +14,7 @@ LAYERS = [
     {"attention", "views", "probe", "exits", "backbone"},
     {"session"},
     {"protocol", "heads"},
-    {"acceptance", "warp", "stopping", "drafters", "decoding"},
+    {"acceptance", "costs", "warp", "stopping", "drafters", "decoding"},
     {"prompts", "options", "trace", "compare", "loading", "lab"},
     {"doctor"},
     {"bench", "replay", "integrations", "training"},

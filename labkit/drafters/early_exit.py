@@ -17,7 +17,6 @@ from labkit.exits import ExitRule, check_depths, check_rule
 from labkit.protocol import Context, Drafter, StopRule, Work, never
 from labkit.session import Session
 
-
 NO_ADAPTER = nn.Identity()
 
 

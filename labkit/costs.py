@@ -1,0 +1,31 @@
+"""What a round's model work costs, timed outside the loop on bare `Backbone.run` and head calls."""
+
+import time
+
+import torch
+
+from labkit.protocol import Work
+from labkit.session import Session
+
+
+@torch.inference_mode()
+def work_seconds(session: Session, work: Work) -> float:
+    """Seconds of one `work` on a prefilled session of its backbone; slots at and above the pending one are written."""
+    if work.other is not None:
+        once = work.other(session)
+        began = time.perf_counter()
+        once()
+        return time.perf_counter() - began
+    total, backbone, rows = 0.0, session.backbone, session.chain(0, work.rows)
+    x = session.tokens[:, : work.rows]
+    if work.start > 0:
+        x = torch.zeros((session.batch, work.rows, backbone.width), dtype=backbone.dtype, device=x.device)
+    for _ in range(work.times):
+        began = time.perf_counter()
+        hidden = backbone.run(x, work.start, work.stop, session.cache, rows.slots, rows.positions, rows.mask)
+        if work.head:
+            backbone.head(hidden[:, -work.head :]).argmax(-1).tolist()
+        else:
+            hidden[0, 0, 0].item()
+        total += time.perf_counter() - began
+    return total
