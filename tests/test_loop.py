@@ -18,6 +18,7 @@ from transformers import StoppingCriteria
 
 import labkit
 from labkit import Drafter, DraftModel, EarlyExit, Heads, Plain, PromptLookup, decoding
+from labkit.heads import Affine, DraftVocabulary, Kangaroo
 from labkit.lab import _Run
 
 PROMPTS = [[3, 14, 15, 9, 26, 5, 35], [8], [58, 9, 7, 9, 3, 2, 3, 8, 4, 6, 2, 6]]
@@ -61,6 +62,13 @@ STRATEGIES = {
     "Heads (chain)": lambda prompts, texts: Heads(some_heads(), top_k=(1, 1, 1)),
     "Heads (product tree)": lambda prompts, texts: Heads(some_heads(), top_k=(3, 2, 2), candidates=4),
     "Heads (fixed tree)": lambda prompts, texts: Heads(some_heads(), tree=[(0,), (1,), (0, 0), (0, 1), (1, 0)]),
+    "window": lambda prompts, texts: EarlyExit(2, 3, kv=labkit.Window(1, 3)),
+    "top keys": lambda prompts, texts: EarlyExit(2, 3, kv=labkit.TopK(3)),
+    "affine adapter": lambda prompts, texts: EarlyExit(2, 3, adapter=Affine(32, torch.float64)),
+    "Kangaroo": lambda prompts, texts: EarlyExit(2, 3, adapter=Kangaroo(32, 4, dtype=torch.float64)),
+    "draft vocabulary": lambda prompts, texts: EarlyExit(
+        2, 3, head=DraftVocabulary(torch.nn.Linear(32, 30, dtype=torch.float64), range(30), 61)
+    ),
     "chain": lambda prompts, texts: Replay(prompts, texts, 4, accepted_lengths(4)),
     "trees": lambda prompts, texts: RandomTree(prompts, texts, taps=(1, -1)),
 }

@@ -106,7 +106,7 @@ class Window(KV):
 
     def begin(self, session: Session, most: int) -> Reader:
         """A cache of sinks, window and draft rows."""
-        return _Compact(session, self.sinks, self.recent, most)
+        return _Compact(session, min(self.sinks, session.capacity), min(self.recent, session.capacity), most)
 
     def slots(self, context: int) -> tuple[int, int]:
         """Sinks and window, or all where the text is shorter."""
@@ -130,7 +130,7 @@ class _Compact(Reader):
         at = self._at[:, : self.kept]
         self.source = torch.where(at < self.sinks, at, self.pending - self.kept + at)
         self.real = torch.where(at < self.sinks, at < self.pending, self.source >= self.sinks)
-        self.source = self.source.clamp_min(0)
+        self.source = torch.minimum(self.source, self.pending).clamp_min(0)
         self._ready = set()
 
     def _gather(self, index: int) -> None:
