@@ -11,7 +11,7 @@ import labkit
 from labkit import EarlyExit, LabkitError, TopK, Window
 from labkit.attention import top_attention
 from labkit.exits import decaying
-from labkit.heads import Affine, DraftVocabulary, Kangaroo
+from labkit.heads import Affine, DraftVocabulary, Kangaroo, load_adapter, save_adapter
 
 PROMPTS = [[3, 14, 15, 9, 26, 5, 35], [8], [58, 9, 7, 9, 3, 2, 3, 8, 4, 6, 2, 6]]
 COUNT = 16
@@ -253,6 +253,42 @@ def test_a_part_of_the_vocabulary_under_sampling(lab, acceptance):
     assert all(token % 2 == 0 for r in out.rounds for row in r.drafted for token in row)
     if isinstance(acceptance, labkit.Match):
         assert out.tokens == lab.generate(PROMPTS, max_new_tokens=COUNT, temperature=0.9, top_p=0.9).tokens
+
+
+@pytest.mark.parametrize(
+    "make", [lambda lab: shaken(Affine(32, torch.float64)), lambda lab: shaken(Kangaroo.like(lab))]
+)
+def test_adapters_on_disk(lab, make, tmp_path):
+    adapter = make(lab)
+    save_adapter(adapter, tmp_path / "a", lab, exit=3)
+    again = load_adapter(tmp_path / "a", lab)
+    assert type(again) is type(adapter) and again.exit == 3
+    assert all(x.equal(y) for x, y in zip(adapter.parameters(), again.parameters(), strict=True))
+    want = lab.generate(PROMPTS, EarlyExit(3, 4, adapter=adapter), max_new_tokens=COUNT)
+    out = lab.generate(PROMPTS, EarlyExit(3, 4, adapter=again), max_new_tokens=COUNT)
+    assert [r.drafted for r in out.rounds] == [r.drafted for r in want.rounds]
+    with pytest.raises(LabkitError, match="trained for exit=3, and this is exit=2"):
+        lab.generate(PROMPTS, EarlyExit(2, 4, adapter=again))
+    other = labkit.Lab(families.tiny("llama", layers=6, seed=1))
+    with pytest.raises(LabkitError, match=r"trained for a target whose head has the hash sha256:\w+, and this one"):
+        load_adapter(tmp_path / "a", other)
+    assert load_adapter(tmp_path / "a", other, check=False).exit == 3
+
+
+def test_adapters_that_cannot_be_stored_or_read(lab, tmp_path):
+    with pytest.raises(LabkitError, match="got a Linear"):
+        save_adapter(nn.Linear(32, 32), tmp_path / "b", lab, exit=3)
+    with pytest.raises(LabkitError, match="exit=9"):
+        save_adapter(Affine(32), tmp_path / "b", lab, exit=9)
+    with pytest.raises(LabkitError, match="width 48, and the target 32"):
+        save_adapter(Affine(48), tmp_path / "b", lab, exit=3)
+    assert not (tmp_path / "b").exists()
+    with pytest.raises(LabkitError, match="holds no adapter that labkit wrote"):
+        load_adapter(tmp_path, lab)
+    save_adapter(Affine(32), tmp_path / "c", lab, exit=3)
+    (tmp_path / "c" / "adapter.safetensors").write_bytes(b"cut short")
+    with pytest.raises(LabkitError, match="holds no adapter that labkit wrote"):
+        load_adapter(tmp_path / "c", lab)
 
 
 # -- part of the cache ----------------------------------------------------------------------------------

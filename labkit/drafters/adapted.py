@@ -71,13 +71,17 @@ class Adapted:
         return self.adapter(torch.cat(parts, 1), self.cache, rows.positions, mask)
 
 
-def check_fit(adapter: nn.Module, head: nn.Module | None, session: Session) -> None:
+def check_fit(exit: Any, adapter: nn.Module, head: nn.Module | None, session: Session) -> None:
     """Raise LabkitError unless adapter and head take the target's states and say something of its vocabulary."""
     backbone = session.backbone
     state = torch.zeros((1, 1, backbone.width), dtype=backbone.dtype, device=backbone.device)
     need = f"needed are modules for width {backbone.width}, {backbone.dtype}, on {backbone.device}"
     if isinstance(adapter, Adapter):
         adapter.check(backbone.width)
+        if adapter.exit not in (None, exit):
+            raise LabkitError(
+                f"the adapter was trained for exit={adapter.exit}, and this is exit={exit}; write that one"
+            )
     else:
         _try(adapter, state, "adapter", need, backbone.width)
     if head is not None:

@@ -130,7 +130,7 @@ class EarlyExit(Drafter):
             session.backbone.check_exit(self.minimum, "minimum")
             session.backbone.check_exit(session.backbone.depth if self.maximum is None else self.maximum, "maximum")
             check_depths(self.layers, session.backbone.depth)
-        check_fit(self.adapter, self.head, session)
+        check_fit(self.exit, self.adapter, self.head, session)
         self.kv.check(session)
 
     def begin(self, session: Session) -> _State:

@@ -1,5 +1,6 @@
 """Drafting heads: nn.Modules that predict several later tokens from the target's hidden state, and their files."""
 
+from labkit.heads.adapter_files import load_adapter, save_adapter
 from labkit.heads.adapters import Adapter, Affine, DraftVocabulary, Kangaroo
 from labkit.heads.files import load_heads, save_heads
 from labkit.heads.medusa import Medusa
@@ -16,7 +17,9 @@ __all__ = [
     "Medusa",
     "best_tree",
     "head_accuracies",
+    "load_adapter",
     "load_heads",
+    "save_adapter",
     "save_heads",
     "shard_heads",
 ]

@@ -22,6 +22,8 @@ class Adapter(nn.Module):
     layers: int = 0
     normed: bool = False
     width: int
+    exit: int | None = None
+    """The exit layer that it was trained for, if that is known."""
 
     @abstractmethod
     def forward(

@@ -191,7 +191,6 @@ def save_heads(heads: Any, folder: Any, lab: Any = None) -> Path:
     """
     if not isinstance(folder, str | os.PathLike) or (lab is not None and not hasattr(lab, "backbone")):
         raise LabkitError(f"got folder={folder!r}, lab={lab!r}; write save_heads(heads, folder, lab)")
-    folder = Path(folder)
     if isinstance(heads, MLPSpeculator):
         name, prefix = "model.safetensors", "speculator."
         config: dict[str, Any] = {
@@ -213,6 +212,11 @@ def save_heads(heads: Any, folder: Any, lab: Any = None) -> Path:
     if lab is not None:
         _check_pair(heads, lab)
         config |= {"base_model_name_or_path": lab.model.config.name_or_path, HASH: head_hash(lab)}
+    return write_checkpoint(Path(folder), name, tensors, config)
+
+
+def write_checkpoint(folder: Path, name: str, tensors: dict[str, Tensor], config: dict[str, Any]) -> Path:
+    """Write config.json and one safetensors file, whole or not at all."""
     if folder.exists() and not folder.is_dir():
         raise LabkitError(f"{folder} is a file; give a folder to write config.json and {name} into")
     folder.mkdir(parents=True, exist_ok=True)
