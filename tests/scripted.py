@@ -133,3 +133,27 @@ def watched(lab, prompt, drafter, tolerance=1e-9, **options):
 def accepted_lengths(length):
     """Every accepted length 0 .. length, in an order that meets each after each."""
     return tuple(itertools.chain.from_iterable(itertools.permutations(range(length + 1), 2)))
+
+
+def shaken(module, scale=0.3):
+    """The float64 module with every weight off its initial value."""
+    generator = torch.Generator(device="cpu").manual_seed(5)
+    for parameter in module.parameters():
+        parameter.data += scale * torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+    return module
+
+
+@torch.inference_mode()
+def states(lab, ids):
+    """The residual stream at every depth of a plain forward over `ids`, the last one behind the norm."""
+    return lab.model(input_ids=torch.tensor([ids]), output_hidden_states=True).hidden_states
+
+
+def drafted(out):
+    """(prefix, token, exit) of every drafted token of chains, its prefix with all that was drafted before it."""
+    for row, prompt in enumerate(out.prompts):
+        text = list(prompt)
+        for happened in out.rounds:
+            for place, (token, exit) in enumerate(zip(happened.drafted[row], happened.exit[row], strict=True)):
+                yield [*text, *happened.drafted[row][:place]], token, exit
+            text += happened.tokens[row]

@@ -3,7 +3,7 @@
 import families
 import pytest
 import torch
-from scripted import RandomTree, Replay, accepted_lengths, reference, watched
+from scripted import RandomTree, Replay, accepted_lengths, reference, shaken, watched
 
 import labkit
 from labkit import MLPSpeculator
@@ -20,14 +20,6 @@ def some_heads(model):
     for parameter in heads.parameters():
         torch.nn.init.normal_(parameter, std=0.4, generator=torch.Generator().manual_seed(3))
     return heads
-
-
-def shaken(module):
-    """The module with every weight off its initial value."""
-    generator = torch.Generator().manual_seed(5)
-    for parameter in module.parameters():
-        parameter.data += 0.3 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-    return module
 
 
 STRATEGIES = {
