@@ -6,6 +6,7 @@ import torch
 from scripted import drafted, reference, shaken, states
 from torch import nn
 from transformers import DynamicCache
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 import labkit
 from labkit import EarlyExit, LabkitError, TopK, Window
@@ -54,6 +55,24 @@ def test_an_adapter_starts_as_the_identity(lab):
     for adapter in (Affine(32, torch.float64), Kangaroo.like(lab), nn.Identity()):
         out = lab.generate(PROMPTS, EarlyExit(3, 4, adapter=adapter), max_new_tokens=COUNT)
         assert [r.drafted for r in out.rounds] == [r.drafted for r in plain.rounds], adapter
+
+
+def test_kangaroo_feeds_the_row_that_it_has_not_seen(lab):
+    """After a round that accepts all, the last drafted token has gone through the target only."""
+    adapter, prompt = shaken(Kangaroo.like(lab), 0.02), PROMPTS[0]
+    out = lab.generate(prompt, EarlyExit(5, 1, adapter=adapter), max_new_tokens=60)
+    assert out.accepted > 2
+    for prefix, token, _ in drafted(out):
+        with torch.inference_mode():
+            assert token == lab.backbone.logits(adapter(states(lab, prefix)[5]))[0, -1].argmax().item()
+
+
+def test_kangaroo_turns_queries_and_keys_as_llama_does(lab):
+    adapter = Kangaroo.like(lab)
+    x = torch.randn(1, 4, 5, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    at = torch.arange(3, 8)[None]
+    want = apply_rotary_pos_emb(x, x, *lab.model.model.rotary_emb(x, at))[0]
+    torch.testing.assert_close(adapter._rotated(x, at), want, atol=1e-6, rtol=0)
 
 
 def test_kangaroo_with_a_cache_is_kangaroo_without(lab):
