@@ -1,12 +1,16 @@
 """Every strategy, on every family: the text of plain decoding, token by token, and the cache invariant."""
 
+import functools
+from collections import Counter
+from dataclasses import dataclass, replace
+
 import families
 import pytest
 import torch
 from scripted import RandomTree, Replay, accepted_lengths, reference, shaken, watched
 
 import labkit
-from labkit import MLPSpeculator
+from labkit import Drafter, MLPSpeculator
 from labkit.drafters import DraftModel, EarlyExit, Heads, Plain, PromptLookup
 from labkit.heads import Affine, DraftVocabulary, Kangaroo
 
@@ -134,3 +138,65 @@ def test_static_early_exit_is_the_cut_model(family):
     drafted = lab.generate(PROMPTS, EarlyExit(1, max_draft=3), early_exit=exit, max_new_tokens=COUNT)
     assert drafted.tokens == want
     assert lab.model.config.get_text_config().num_hidden_layers == 4
+
+
+# -- the law of sampling --------------------------------------------------------------------------------
+
+DRAWS, TOKENS = 3000, 3
+SAMPLED = {"temperature": 1.3, "top_k": 3, "max_new_tokens": TOKENS, "acceptance": labkit.Rejection()}
+
+
+@functools.cache
+def exact_law():
+    """The probability of every text of TOKENS tokens, by full forwards of the tiny llama."""
+    lab, _ = lab_of("llama")
+    law = {(): 1.0}
+    for _ in range(TOKENS):
+        longer = {}
+        for text, p in law.items():
+            ids = torch.tensor([[*PROMPTS[0], *text]])
+            with torch.inference_mode():
+                best = (lab.model(input_ids=ids).logits[0, -1] / 1.3).topk(3)
+            for token, q in zip(best.indices.tolist(), best.values.softmax(-1).tolist(), strict=True):
+                longer[(*text, token)] = p * q
+        law = longer
+    return law
+
+
+def surprise(drafter):
+    """How far DRAWS sampled texts are from the exact law: (chi-square - cells) in its standard deviations."""
+    lab, _ = lab_of("llama")
+    out = lab.generate([PROMPTS[0]] * DRAWS, drafter, seed=list(range(DRAWS)), **SAMPLED)
+    counts = Counter(map(tuple, out.tokens))
+    assert set(counts) <= set(exact_law())
+    wanted = {text: p * DRAWS for text, p in exact_law().items()}
+    rare = [text for text, want in wanted.items() if want < 8]
+    cells = [(counts[text], want) for text, want in wanted.items() if want >= 8]
+    cells.append((sum(counts[t] for t in rare), sum(wanted[t] for t in rare)))
+    chi = sum((got - want) ** 2 / want for got, want in cells if want)
+    return (chi - len(cells) + 1) / (2 * len(cells)) ** 0.5
+
+
+@pytest.mark.parametrize("strategy", [s for s in STRATEGIES if "chain, " not in s and s != "random trees"])
+def test_the_law_of_sampling_by_rejection(strategy):
+    lab, texts = lab_of("llama")
+    assert surprise(STRATEGIES[strategy](lab.model, texts)) < 5
+
+
+@dataclass(frozen=True)
+class Liar(Drafter):
+    """Draws from one law and hands over another."""
+
+    inner: Drafter
+    nodes = 3
+
+    def begin(self, session):
+        return self.inner.begin(session)
+
+    def propose(self, state, context):
+        draft = self.inner.propose(state, context)
+        return draft if draft.probs is None else replace(draft, probs=draft.probs.sqrt())
+
+
+def test_a_wrong_law_is_seen():
+    assert surprise(Liar(EarlyExit(2, max_draft=3))) > 8
