@@ -76,11 +76,18 @@ def play_round(
     draft = drafter.propose(state, _context(session, acceptance, warp, noise, stop, number))
     _check(draft, drafter, session)
     clock.append(time.perf_counter())
-    logits = session.verify(draft)
-    clock.append(time.perf_counter())
-    scores = warp(logits, session.tokens, stop.lengths, draft.tokens, draft)
-    verdict = acceptance(draft, scores, noise, session.n, number)
-    host = _Host(draft, verdict)
+    try:
+        logits = session.verify(draft)
+        clock.append(time.perf_counter())
+        scores = warp(logits, session.tokens, stop.lengths, draft.tokens, draft)
+        verdict = acceptance(draft, scores, noise, session.n, number)
+        host = _Host(draft, verdict)
+    except (IndexError, RuntimeError):  # from an index in the draft? Only now is it worth a second copy to ask.
+        for row in zip(draft.tokens.tolist(), draft.parents.tolist(), draft.valid.tolist(), strict=True):
+            _check_row(draft, drafter, session, *row)
+        raise
+    for row in host.rows:
+        _check_row(draft, drafter, session, row["drafted"], row["parents"], row["valid"])
     clock.append(time.perf_counter())
     keep = stop.trim(host.blocks)
     session.commit(verdict.tokens, verdict.path, keep)
@@ -117,6 +124,34 @@ def _check(draft: Any, drafter: Drafter, session: Session) -> None:
         raise LabkitError(f"{name}'s draft has depth={draft.depth} for {draft.nodes} nodes; it is the number of levels")
 
 
+def _check_row(
+    draft: Draft, drafter: Drafter, session: Session, tokens: list[int], parents: list[int], valid: list[int]
+) -> None:
+    """Raise LabkitError for values in one row of a draft that cannot be."""
+    has, vocab, levels = f"{type(drafter).__name__}'s draft has", session.backbone.vocab, []
+    for node, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
+        if not 0 <= token < vocab:
+            raise LabkitError(
+                f"{has} token {token} at node {node}, but the vocabulary has {vocab} tokens; propose ids from 0 to "
+                f"{vocab - 1}, in nodes with valid=False too"
+            )
+        if not -1 <= parent < node:
+            raise LabkitError(
+                f"{has} parents[{node}] = {parent}; needed is -1 (a child of the pending token) or the index of an "
+                f"earlier node, smaller than {node}: list parents before their children"
+            )
+        if valid[node] and parent >= 0 and not valid[parent]:
+            raise LabkitError(
+                f"{has} node {node} valid under its parent {parent}, which is not; make both valid or none"
+            )
+        levels.append(0 if parent < 0 else levels[parent] + 1)
+    if draft.is_chain and parents != list(range(-1, draft.nodes - 1)):
+        raise LabkitError(f"{has} is_chain=True and the parents {parents}; write Draft.tree(tokens, parents, depth=…)")
+    deepest = 1 + max((level for level, real in zip(levels, valid, strict=True) if real), default=-1)
+    if deepest > draft.depth:
+        raise LabkitError(f"{has} depth={draft.depth} and nodes on {deepest} levels; write depth={deepest}")
+
+
 def _context(
     session: Session, acceptance: Acceptance, warp: Warp, noise: Noise, stop: Stopping, number: int
 ) -> Context:
@@ -141,8 +176,7 @@ class _Host:
 
     def __init__(self, draft: Draft, verdict: Verdict):
         whole = [verdict.accepted[:, None], verdict.tokens, draft.tokens, draft.valid.long(), verdict.target]
-        whole += [verdict.path]
-        whole += [] if draft.is_chain else [draft.parents]
+        whole += [verdict.path, draft.parents]
         whole += [] if draft.exits is None else [draft.exits]
         real = [verdict.p] + ([] if draft.q is None else [draft.q])
         packet = torch.cat([*whole, *(x.double().view(torch.long) for x in real)], 1)
@@ -152,7 +186,7 @@ class _Host:
             take = lambda count, cells=cells: list(itertools.islice(cells, count))  # noqa: E731
             row = {"accepted": take(1)[0], "tokens": take(draft.depth + 1), "drafted": take(draft.nodes)}
             row["valid"], row["target"], row["path"] = take(draft.nodes), take(1 + draft.nodes), take(draft.depth)
-            row["parents"] = list(range(-1, draft.nodes - 1)) if draft.is_chain else take(draft.nodes)
+            row["parents"] = take(draft.nodes)
             row["exit"] = [] if draft.exits is None else take(draft.nodes)
             row["p"] = _reals(take(1 + draft.nodes))
             row["q"] = [] if draft.q is None else _reals(take(draft.nodes))

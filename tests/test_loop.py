@@ -553,15 +553,18 @@ class Fork(Drafter):
     def propose(self, state, context):
         if context.length(2) < 2:
             return labkit.Draft.empty(context.tokens)
-        own = [(text + [0, 0])[at:][:2] for text, at in ((t, n - len(p)) for t, p, n in
-               zip(texts(), PROMPTS, context.lengths, strict=True))]  # fmt: skip
-        tokens = [[(a + 1) % 61, a, (a + 2) % 61, b] for a, b in own]
+        tokens = []
+        for text, prompt, n in zip(texts(), PROMPTS, context.lengths, strict=True):
+            a, b = [*text, 0, 0][n - len(prompt) :][:2]
+            tokens.append([(a + 1) % 61, a, (a + 2) % 61, b])
         return labkit.Draft.tree(torch.tensor(tokens), self.parents, depth=2)
 
 
 @pytest.mark.parametrize("rows", [1, len(PROMPTS)])
 def test_a_tree_of_ones_own(rows):
-    out = lab_of("llama").generate(PROMPTS, Fork(torch.tensor([[-1, -1, -1, 1]]).expand(rows, -1)), max_new_tokens=COUNT)
+    out = lab_of("llama").generate(
+        PROMPTS, Fork(torch.tensor([[-1, -1, -1, 1]]).expand(rows, -1)), max_new_tokens=COUNT
+    )
     assert out.tokens == texts()
     assert all(happened.accepted == [2] * len(PROMPTS) for happened in out.rounds[:-1])
     assert out.rounds[0].path == [[1, 3]] * len(PROMPTS)
