@@ -10,7 +10,7 @@ import torch
 from transformers import PreTrainedModel
 
 from labkit.backbone import Backbone
-from labkit.compare import Comparison, named, tabulate
+from labkit.compare import Comparison, caveats, named, tabulate
 from labkit.decoding import Round, decode
 from labkit.drafters import Plain
 from labkit.errors import LabkitError
@@ -102,7 +102,8 @@ class Lab:
         for row in read.rows:
             for name, drafter in contestants.items():
                 outs[name].append(self.generate(row, drafter, **options))
-        return tabulate(self.target(settings), outs, repr(Plain()), greedy=not settings.sampling)
+        notes = caveats(settings.rule, settings.sampling, settings.early_exit, self.backbone.depth)
+        return tabulate(self.target(settings), outs, repr(Plain()), greedy=not settings.sampling, notes=notes)
 
     def target(self, options: Options) -> Backbone:
         """What a run decodes with: the whole model, or its first `early_exit` layers."""
@@ -155,7 +156,13 @@ class _Run:
         self.session = Session(
             self.target, len(rows), longest + options.max_new_tokens + self.drafter.scratch, self.drafter.taps
         )
-        self.drafter.check(self.session)
+        try:
+            self.drafter.check(self.session)
+        except LabkitError as error:
+            if options.early_exit is None:
+                raise
+            depth = self.target.depth
+            raise LabkitError(f"the target of early_exit={depth} has {depth} layers: {error}") from error
         if options.streamer is not None and len(rows) > 1:
             raise LabkitError(f"a streamer takes one prompt and got {len(rows)}; leave it out for a batch")
         if options.streamer is not None and not all(hasattr(options.streamer, verb) for verb in ("put", "end")):
@@ -192,12 +199,14 @@ class _Run:
     def result(self, rounds: list[Round]) -> Generation:
         """The finished generation."""
         texts = None if self.lab.tokenizer is None else [self.lab.decode(row) for row in self.stop.output]
-        model = self.lab.model
+        model, options = self.lab.model, self.options
+        lossy = [] if options.early_exit is None else [f"early_exit={options.early_exit}"]
+        lossy += [] if options.rule.lossless else [repr(options.rule)]
         settings = {
-            "drafter": repr(self.drafter), **self.options.record(), "acceptance": repr(self.options.rule),
+            "drafter": repr(self.drafter), **options.record(), "acceptance": repr(options.rule),
             "model": model.config.name_or_path or type(model).__name__, "depth": self.target.depth,
             "dtype": str(self.target.dtype).removeprefix("torch."), "device": str(self.target.device),
-            "host_copies": len(rounds) + self.warp.syncs,
+            "host_copies": len(rounds) + self.warp.syncs, "lossy": lossy,
         }  # fmt: skip
         return Generation(
             text=texts[0] if texts is not None and self.prompts.single else texts,
@@ -206,7 +215,7 @@ class _Run:
             rounds=rounds,
             reasons=self.stop.reason,
             settings=settings,
-            lossless=self.options.rule.lossless and self.options.early_exit is None,
+            lossless=not lossy,
             seconds=self.seconds,
             prefill_seconds=self.prefill_seconds,
         )

@@ -87,7 +87,7 @@ class Generation:
         return (
             f"{self.settings['drafter']}: {self.new_tokens} tokens in {len(self.rounds)} rounds, "
             f"{self.tokens_per_round:.2f} tokens per round{rate}, {self.tokens_per_second:.1f} tokens/s"
-            f"{'' if self.lossless else ' (lossy)'}"
+            f"{'' if self.lossless else ' (lossy: ' + ', '.join(self.settings['lossy']) + ')'}"
         )
 
     def __str__(self) -> str:

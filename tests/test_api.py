@@ -510,12 +510,20 @@ def test_compare_says_where_texts_differ():
 
     table = lab().compare(TEXTS[0], [EarlyExit(2, 3)], max_new_tokens=COUNT, early_exit=3)
     assert [e.same_text for e in table.entries] == ["yes", "yes"]
+    cut_model = "early_exit=3: the target is the first 3 of 4 layers (lossy); 'same text' compares with that cut model"
+    assert table.notes == [cut_model] and str(table).endswith(cut_model)
     sampled = lab().compare(TEXTS, [EarlyExit(2, 3)], max_new_tokens=COUNT, temperature=1.0, seed=4)
     assert [e.same_text for e in sampled.entries] == ["yes", "yes"] and sampled.notes == []
     other = lab().compare(
         TEXTS, [EarlyExit(2, 3)], max_new_tokens=COUNT, temperature=1.0, seed=4, acceptance=Rejection()
     )
     assert "of 3" in other.entries[1].same_text and "DIFFERENT" not in str(other)
+    [note] = other.notes
+    assert "Rejection() keeps the law of the texts, not the texts" in note and "labkit.Match()" in note
+    # Greedy rejection has the target's own text, and needs no word.
+    assert lab().compare("ab", [EarlyExit(2, 3)], max_new_tokens=4, acceptance=Rejection()).notes == []
+    typical = lab().compare("ab", [EarlyExit(2, 3)], max_new_tokens=4, temperature=1.0, acceptance=labkit.Typical())
+    assert [note for note in typical.notes if "Typical(epsilon=0.09, delta=0.3) is lossy" in note] == typical.notes
 
 
 def test_difference_report():
@@ -540,7 +548,10 @@ def test_figures():
     assert out.alpha == out.accepted / (out.accepted + out.rejections)
     assert set(out.phase_seconds) == {"draft", "verify", "accept", "commit"}
     assert 0 < sum(out.phase_seconds.values()) <= out.seconds and out.prefill_seconds < out.seconds
-    assert "tokens per round" in out.summary() and out.summary() in str(out)
+    assert "tokens per round" in out.summary() and out.summary() in str(out) and "lossy" not in out.summary()
+    assert "(lossy: early_exit=3)" in lab().generate("ab", max_new_tokens=2, early_exit=3).summary()
+    lossy = lab().generate("ab", max_new_tokens=2, acceptance=labkit.Typical()).summary()
+    assert "(lossy: Typical(epsilon=0.09, delta=0.3))" in lossy
 
 
 # -- errors ---------------------------------------------------------------------------------------------
@@ -572,7 +583,7 @@ BAD = {
     "early_exit text": (lambda: lab().generate("ab", early_exit="2"), "early_exit='2'.*write an int from 1 to 4"),
     "early_exit True": (lambda: lab().generate("ab", early_exit=True), "early_exit=True.*write an int from 1 to 4"),
     "early_exit too deep": (lambda: lab().generate("ab", early_exit=9), "early_exit=9.*write an int from 1 to 4"),
-    "exit above the cut": (lambda: lab().generate("ab", EarlyExit(3), early_exit=2), "exit=3.*2 layers.*from 1 to 2"),
+    "exit above the cut": (lambda: lab().generate("ab", EarlyExit(3), early_exit=2), "^the target of early_exit=2 has 2 layers: .*exit=3.*from 1 to 2"),
     "assistant exit 0": (lambda: lab().generate("ab", assistant_early_exit=0), "exit=0; it must be an int of at least 1"),
     "assistant exit deep": (lambda: lab().generate("ab", assistant_early_exit=7), "exit=7.*from 1 to 4"),
     "max_draft 0": (lambda: EarlyExit(2, max_draft=0), "EarlyExit got max_draft=0; it must be.*Plain"),
