@@ -1,13 +1,12 @@
 """What `generate` can be asked for: transformers' spellings, checked at the door."""
 
-import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from labkit.acceptance import Match
 from labkit.drafters import EarlyExit, Plain, PromptLookup
-from labkit.errors import LabkitError
+from labkit.errors import LabkitError, nearest
 from labkit.protocol import Acceptance, Drafter
 
 MODEL_DEFAULT = "model's own"
@@ -63,10 +62,12 @@ class Options:
         known = [field.name for field in fields(cls)]
         for name in arguments:
             if name not in known:
-                near = difflib.get_close_matches(name, [*known, "drafter", "prompt"], 1, 0.0)[0]
-                raise LabkitError(
-                    f"generate has no argument {name!r}; the nearest is {near!r}. All: {', '.join(known)}"
-                )
+                if name == "assistant_model":
+                    raise LabkitError(
+                        "generate has no assistant_model; write drafter=labkit.DraftModel(assistant_model)"
+                    )
+                near = nearest(name, [*known, "drafter", "prompt"])
+                raise LabkitError(f"generate has no argument {name!r}{near}. All: {', '.join(known)}")
         options = cls(**arguments)
         if isinstance(options.max_new_tokens, bool) or not isinstance(options.max_new_tokens, int):
             raise LabkitError(
