@@ -620,6 +620,16 @@ BAD = {
     "sampling at 0": (lambda: lab().generate("ab", do_sample=True, temperature=0), "contradicts temperature=0; write"),
     "temperature below 0": (lambda: lab().generate("ab", temperature=-1), "got temperature=-1; needed is.*; write"),
     "top_p above 1": (lambda: lab().generate("ab", top_p=1.5), "got top_p=1.5; needed is.*; write"),
+    "temperature of 0 or more": (lambda: lab().generate("ab", temperature=-1), "needed is a number of 0 or more"),
+    "a draft model's name": (
+        lambda: DraftModel("smollm2-135m"), r"got model='smollm2-135m'.*write DraftModel\(labkit.load\('smollm2-135m'\)\)"
+    ),
+    "no draft model": (lambda: DraftModel(3), "got model=3.*a transformers causal LM"),
+    "assistant_model": (
+        lambda: lab().generate("ab", assistant_model=small()),
+        r"assistant_model.*write drafter=labkit.DraftModel\(assistant_model\)",
+    ),
+    "an argument like no other": (lambda: lab().generate("ab", zzzz=1), "no argument 'zzzz'. All: "),
     "seeds": (lambda: lab().generate(TEXTS, seed=[1, 2]), r"got seed=\[1, 2\] for 3 prompt.*write one int, or a list of 3"),
     "seed text": (lambda: lab().generate("ab", seed="x"), "got seed='x' for 1 prompt.*write one int"),
     "no seed": (lambda: lab().generate("ab", seed=None), "got seed=None for 1 prompt.*write one int"),

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 
 from labkit.backbone import Backbone
 from labkit.draft import ChainBuffer, Draft
@@ -35,6 +36,10 @@ class DraftModel(Drafter):
     def __post_init__(self):
         check_count(self.max_draft, "max_draft", "DraftModel")
         model = getattr(self.model, "backbone", self.model)
+        if isinstance(model, str):
+            raise LabkitError(f"DraftModel got model={model!r}, a name; write DraftModel(labkit.load({model!r}))")
+        if not isinstance(model, Backbone | nn.Module):
+            raise LabkitError(f"DraftModel got model={model!r}; give a transformers causal LM, a Backbone or a Lab")
         object.__setattr__(self, "model", model if isinstance(model, Backbone) else Backbone(model))
 
     def __repr__(self) -> str:
