@@ -1,13 +1,17 @@
 """The command line on the real model, and its refusals."""
 
+import argparse
 import json
 import subprocess
 import sys
 
+import families
 import pytest
+import torch
 
+import labkit
 from labkit import LabkitError
-from labkit.cli import main, read_prompt_files
+from labkit.cli import main, parser, read_prompt_files
 
 
 def run(capsys, *words):
@@ -102,7 +106,8 @@ def test_places_are_asked_for_before_the_work(capsys, tmp_path, words, monkeypat
 @pytest.mark.parametrize(
     ("drafter", "message"),
     [
-        ("Earlyexit(2)", "the nearest is EarlyExit"),
+        ("Earlyexit(2)", "the nearest is 'EarlyExit'"),
+        ("Medusa(2)", "no strategy is called 'Medusa'. All: Plain, PromptLookup, DraftModel, EarlyExit, Heads"),
         ("EarlyExit(99)", "exit=99"),
         ("EarlyExit(2, max_draft=0)", "max_draft=0"),
         ("EarlyExit(__import__('os'))", "not a literal"),
@@ -111,6 +116,74 @@ def test_places_are_asked_for_before_the_work(capsys, tmp_path, words, monkeypat
 def test_bad_strategies(capsys, drafter, message):
     code, _, err = run(capsys, "generate", "x", "--drafter", drafter, "--max-new-tokens", "2")
     assert code == 2 and message in err
+
+
+def options():
+    """Every option of every command, by command and spelling."""
+    (commands,) = [action for action in parser()._actions if isinstance(action, argparse._SubParsersAction)]
+    for command, sub in commands.choices.items():
+        yield from ((command, action) for action in sub._actions if action.dest != "help")
+
+
+def test_every_option_is_explained_with_its_default():
+    for command, action in options():
+        assert action.help, (command, action.dest)
+        if action.option_strings and action.nargs != 0:
+            assert "default" in action.help, (command, action.dest)
+            assert action.default in (None, []) or "%(default)s" in action.help, (command, action.dest)
+    found = {(command, action.dest) for command, action in options()}
+    assert {("demo", "drafters"), ("bench", "drafters"), ("generate", "drafters")} <= found
+    shown = run_help("generate")
+    assert "(default: smollm2-135m)" in shown and "(default: 64)" in shown
+
+
+def run_help(command):
+    return " ".join(parser_of(command).format_help().split())
+
+
+def parser_of(command):
+    (commands,) = [action for action in parser()._actions if isinstance(action, argparse._SubParsersAction)]
+    return commands.choices[command]
+
+
+@pytest.mark.parametrize("command", ["bench", "demo"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--drafters", "A", "B"),
+        ("--drafter", "A", "--drafter", "B"),
+        ("--drafter", "A", "B"),
+        ("--drafters", "A", "--drafter", "B"),
+    ],
+    ids=" ".join,
+)
+def test_drafters_have_two_spellings(command, words):
+    assert parser().parse_args([command, *words]).drafters == ["A", "B"]
+    assert parser().parse_args([command]).drafters == []
+
+
+def test_generate_takes_its_prompt_behind_a_drafter():
+    for words in (("--drafter", "A", "text"), ("text", "--drafter", "A"), ("--drafters", "A", "text")):
+        args = parser().parse_args(["generate", *words])
+        assert (args.prompt, args.drafters) == ("text", ["A"])
+
+
+def test_heads_are_read_with_the_lab_of_the_command(monkeypatch, capsys, tmp_path):
+    """The folder named in the strategy is loaded for the model that the command loaded."""
+    lab = labkit.Lab(families.tiny("llama"))
+    heads = labkit.MLPSpeculator(32, 61, 3, 24, dtype=torch.float64)
+    for number, parameter in enumerate(heads.parameters()):
+        torch.nn.init.normal_(parameter, std=0.4, generator=torch.Generator().manual_seed(number))
+    folder = str(labkit.save_heads(heads, tmp_path / "heads", lab))
+    monkeypatch.setattr("labkit.cli.load", lambda *args, **kwargs: lab)
+    monkeypatch.setattr("labkit.cli.as_ids", lambda lab, prompts: [[3, 1, 4]])
+    strategy = f"Heads({folder!r}, top_k=(1, 1, 1))"
+    code, out, _ = run(capsys, "bench", "--prompts", "editing", "--per-set", "1", "--max-new-tokens", "8", "--drafters",
+                       strategy, f"Heads(heads={folder!r}, tree=[(0,), (1,), (0, 0)])")  # fmt: skip
+    assert code == 0 and "Heads(MLPSpeculator, top_k=(1, 1, 1), candidates=1)" in out
+    assert "Heads(MLPSpeculator, tree of 3 nodes)" in out
+    code, _, err = run(capsys, "bench", "--prompts", "editing", "--drafters", f"Heads({str(tmp_path / 'no')!r})")
+    assert code == 2 and "neither a folder nor a hub id" in err
 
 
 def test_doctor_and_module(capsys):
