@@ -53,17 +53,20 @@ class Lab:
         return f"Lab({self.backbone}, {self.backbone.dtype}, {self.backbone.device})"
 
     def generate(self, prompt: Any, drafter: Drafter | None = None, **options: Any) -> Generation:
-        """Generate with a draft strategy (default: plain decoding), by the one loop.
+        """Generate with a draft strategy, by the one loop.
 
-        prompt: text, a list of chat messages, token ids, a tokenizer's output, or a list of these.
-        options: the fields of labkit.options.Options. Raises LabkitError for bad input.
+        prompt: text, a list of chat messages, token ids, a tokenizer's output, or a list of these. drafter: a strategy
+        such as labkit.EarlyExit(12); plain decoding if None. Raises LabkitError for bad input.
         """
         run = _Run(self, prompt, drafter, options)
         rounds = list(run.rounds())
         return run.result(rounds)
 
     def stream(self, prompt: Any, drafter: Drafter | None = None, **options: Any) -> Iterator[Token]:
-        """The same for one prompt, token by token as rounds are committed; stop by walking away."""
+        """The same as generate for one prompt, token by token as rounds are committed; stop by walking away.
+
+        prompt and drafter are as in generate.
+        """
         run = _Run(self, prompt, drafter, options)
         if not run.prompts.single and len(run.prompts.rows) > 1:
             raise LabkitError(f"stream takes one prompt and got {len(run.prompts.rows)}; use generate for a batch")
@@ -86,7 +89,8 @@ class Lab:
     def compare(self, prompts: Any, drafters: Sequence[Drafter], **options: Any) -> Comparison:
         """Run every strategy on every prompt, interleaved, against plain decoding: a table.
 
-        prompts: one prompt or a list; each is run alone. Plain() is added as the baseline where missing.
+        prompts: one prompt or a list; each is run alone. drafters: strategies; Plain() is added as the baseline where
+        it is missing.
         """
         settings = Options.of(options)
         read = read_prompts(prompts, settings.attention_mask, self.tokenizer, self.backbone.vocab)
@@ -249,13 +253,16 @@ def load(name: str, *, device: Any = None, dtype: Any = None, **kwargs: Any) -> 
 
 
 def _show_options(method) -> None:
-    """Give a method that takes Options' fields a signature that lists them, for help() and completion."""
+    """Give a method that takes Options' fields a signature and a text that list them, for help() and completion."""
     keep = [p for p in inspect.signature(method).parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
     shown = [
         inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=f.type)
         for f in fields(Options)
     ]
     method.__signature__ = inspect.Signature([*keep, *shown])
+    if method.__doc__:  # python -OO has none
+        explained = inspect.cleandoc(Options.__doc__ or "").partition("\n\n")[2]
+        method.__doc__ = f"{inspect.cleandoc(method.__doc__)}\n\n{explained}"
 
 
 for _method in (Lab.generate, Lab.stream, Lab.compare):

@@ -1,7 +1,9 @@
 """The public face: forms of prompts, transformers' spellings and its `generate`, seeds, tables, errors that help."""
 
+import dataclasses
 import functools
 import inspect
+import re
 
 import families
 import pytest
@@ -13,6 +15,7 @@ from transformers import LogitsProcessor, StoppingCriteria, StoppingCriteriaList
 
 import labkit
 from labkit import DraftModel, EarlyExit, LabkitError, Match, Plain, PromptLookup, Rejection
+from labkit.options import Options
 
 PIECES = ["<pad>", *"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ .,!?:;-"]
 TEMPLATE = (
@@ -251,6 +254,19 @@ def test_help_lists_the_arguments():
         assert {"max_new_tokens", "temperature", "seed", "assistant_early_exit"} <= set(
             inspect.signature(method).parameters
         )
+
+
+@pytest.mark.parametrize("method", ["generate", "stream", "compare"])
+def test_help_explains_every_argument(method):
+    """The text is Options' own, so that the two cannot drift apart."""
+    shown = inspect.getdoc(getattr(labkit.Lab, method))
+    head, _, said = shown.partition("\nOptions, all by name")
+    assert "prompt" in head and "drafter" in head and "labkit.options" not in shown
+    for field in dataclasses.fields(Options):
+        [(default, text)] = re.findall(rf"^ *{field.name}=(\S.*?): (\S.*)$", said, re.M)
+        assert default == str(field.default) or (field.name == "eos_token_id" and default == "the model's own")
+        assert len(text) > 10
+    assert inspect.getdoc(Options).partition("\nOptions, all by name")[2] == said
 
 
 @pytest.mark.parametrize(
