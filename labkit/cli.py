@@ -3,9 +3,11 @@
 import argparse
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
+
+from tqdm import tqdm
 
 from labkit.bench import bench, report, write_json
 from labkit.doctor import doctor, machine
@@ -125,6 +127,11 @@ def generate(args: argparse.Namespace) -> None:
         print(out)
 
 
+def bar(steps: Sequence, file: TextIO | None = None) -> Iterable:
+    """The steps with a bar on a terminal, and in silence elsewhere."""
+    return tqdm(steps, desc="prompts", unit="prompt", disable=None, file=file)
+
+
 def run_bench(args: argparse.Namespace) -> None:
     """Strategies against plain, their own ideal, and transformers."""
     file = _writable(args.json)
@@ -133,9 +140,13 @@ def run_bench(args: argparse.Namespace) -> None:
     names = args.prompts or sorted(path.stem for path in prompts_folder().glob("*.jsonl"))
     prompts = [prompt for name in names for prompt in read_prompt_files([name])[: args.per_set]]
     result = bench(
-        lab, as_ids(lab, prompts), drafters, max_new_tokens=args.max_new_tokens, repeats=args.repeats,
-        progress=lambda text: print(text, file=sys.stderr),
-    )  # fmt: skip
+        lab,
+        as_ids(lab, prompts),
+        drafters,
+        max_new_tokens=args.max_new_tokens,
+        repeats=args.repeats,
+        progress=bar,
+    )
     result["command"] = "labkit " + " ".join(repr(word) if " " in word or "(" in word else word for word in args.argv)
     result["settings"]["ids"] = [p["id"] for p in prompts]
     print(report(result))

@@ -1,7 +1,9 @@
 """The command line on the real model, and its refusals."""
 
 import argparse
+import io
 import json
+import logging
 import subprocess
 import sys
 
@@ -11,6 +13,7 @@ import torch
 
 import labkit
 from labkit import LabkitError
+from labkit.bench import bench
 from labkit.cli import main, parser, read_prompt_files
 
 
@@ -46,18 +49,25 @@ def test_generate(capsys):
 
 
 @pytest.mark.smollm2
-def test_bench(capsys, tmp_path):
-    file = tmp_path / "bench.json"
+def test_bench(capsys, tmp_path, monkeypatch, caplog):
+    file, steps = tmp_path / "bench.json", []
+    monkeypatch.setattr("labkit.cli.tqdm", lambda given, **how: steps.extend(given) or iter(steps))
+    logging.getLogger("transformers").addHandler(caplog.handler)
+    from transformers.generation import utils
+
+    utils.logger.warning_once.cache_clear()
     code, out, err = run(
         capsys, "bench", "--drafters", "EarlyExit(24, max_draft=2)", "PromptLookup()", "--prompts", "editing",
         "--per-set", "1", "--max-new-tokens", "6", "--json", str(file),
     )  # fmt: skip
     found = json.loads(file.read_text())
     names = [row["name"] for row in found["rows"]]
-    assert code == 0 and "transformers generate" in names and "eta" in out and "prompt 1 of 1" in err
+    assert code == 0 and "transformers generate" in names and "eta" in out and len(steps) == 1
+    assert not err and "generation_config" not in caplog.text
     assert "transformers assistant_early_exit=24, num_assistant_tokens=2" in names
     assert all(row["same_text"] == 1 for row in found["rows"]) and found["command"].startswith("labkit bench")
     exit = next(row for row in found["rows"] if row["name"].startswith("EarlyExit"))
+    assert "noise" in out or all(row.get("loop_efficiency", 0) <= 1 for row in found["rows"])
     assert exit["host_copies_per_round"] == 1 and exit["loop_efficiency"] > 0 and exit["c"] > 0 and exit["v"] > 0
 
 
@@ -72,6 +82,19 @@ def test_bench(capsys, tmp_path):
 def test_refusals(capsys, words, message):
     code, out, err = run(capsys, *words)
     assert code == 2 and message in err and not out
+
+
+def test_the_bar_of_a_bench_is_for_terminals(capsys):
+    """One line that is written over, and nothing in a log file."""
+    lab = labkit.Lab(families.tiny("llama"))
+    from labkit.cli import bar
+
+    bench(lab, [[3, 1], [4]], [labkit.PromptLookup()], max_new_tokens=4, repeats=2, progress=bar)
+    assert capsys.readouterr() == ("", "")
+    terminal = io.StringIO()
+    terminal.isatty = lambda: True
+    bench(lab, [[3, 1], [4]], [labkit.PromptLookup()], max_new_tokens=4, repeats=2, progress=lambda s: bar(s, terminal))
+    assert "4/4" in terminal.getvalue() and terminal.getvalue().count("\n") <= 1
 
 
 LINES = {
