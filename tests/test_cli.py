@@ -4,12 +4,14 @@ import argparse
 import io
 import json
 import logging
+import re
 import subprocess
 import sys
 
 import families
 import pytest
 import torch
+from conftest import missing
 
 import labkit
 from labkit import LabkitError
@@ -209,8 +211,21 @@ def test_heads_are_read_with_the_lab_of_the_command(monkeypatch, capsys, tmp_pat
     assert code == 2 and "neither a folder nor a hub id" in err
 
 
+def test_doctor_names_what_is_missing(capsys, monkeypatch, tmp_path):
+    """The cures work in a checkout: labkit is on no package index."""
+    monkeypatch.setenv("LABKIT_CACHE", str(tmp_path))
+    monkeypatch.setattr("labkit.doctor.importlib.util.find_spec", lambda name: None)
+    code, out, _ = run(capsys, "doctor")
+    lines = out.splitlines()[1:]
+    assert code == 0 and lines[0] == f"missing: smollm2-135m in {tmp_path}; run: labkit fetch smollm2-135m"
+    assert lines[1] == "missing: gguf; run in labkit's folder: pip install -e '.[smollm2]'"
+    assert len(lines) == 4 and all("pip install -e '.[notebook]'" in line for line in lines[2:])
+
+
 def test_doctor_and_module(capsys):
     code, out, _ = run(capsys, "doctor")
-    assert code == 0 and "torch" in out
+    assert code == 0 and "torch" in out and "labkit-specdec" not in out
+    if missing("smollm2") is None:
+        assert re.search(r"^fetched: smollm2-135m, in .*smollm2-135m$", out, re.M)
     shown = subprocess.run([sys.executable, "-m", "labkit", "--help"], capture_output=True, text=True)
     assert shown.returncode == 0 and "demo" in shown.stdout
