@@ -5,9 +5,10 @@ compare decoding without prefill; the comparison with transformers includes pref
 """
 
 import json
+import logging
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -99,17 +100,21 @@ def theirs(lab: Lab, name: str, max_new_tokens: int, **arguments: Any) -> Contes
 @contextmanager
 def assistant_settings(model, draft_tokens: int | None) -> Iterator[None]:
     """What transformers reads from the model's generation config and not from the call, for a like comparison."""
-    config = model.generation_config
+    # Its assisted decoding warns of how it calls itself, which nobody here can change.
+    config, logger = model.generation_config, logging.getLogger("transformers.generation.utils")
+    other = lambda record: "Passing `generation_config` together" not in record.getMessage()  # noqa: E731
     wanted = dict(
         num_assistant_tokens=draft_tokens, num_assistant_tokens_schedule="constant", assistant_confidence_threshold=0
     )
     before = {name: getattr(config, name, None) for name in wanted}
+    logger.addFilter(other)
     try:
         if draft_tokens is not None:
             for name, value in wanted.items():
                 setattr(config, name, value)
         yield
     finally:
+        logger.removeFilter(other)
         for name, value in before.items():
             setattr(config, name, value)
 
@@ -174,11 +179,12 @@ def bench(
     *,
     max_new_tokens: int = 64,
     repeats: int = 1,
-    progress: Callable[[str], None] = lambda text: None,
+    progress: Callable[[list], Iterable] = iter,
 ) -> dict[str, Any]:
     """Run plain, every strategy and transformers' counterparts, interleaved; figures as plain values.
 
-    prompts: rows of token ids. Returns {"machine", "settings", "rows"}; see `report` for the text form.
+    prompts: rows of token ids. progress: wraps the steps, as tqdm does. Returns {"machine", "settings", "rows"}; see
+    `report` for the text form.
     """
     if not prompts:
         raise LabkitError("got no prompts to measure on; give at least one")
@@ -194,13 +200,11 @@ def bench(
         contestant.run(ids)
         contestant.outs.clear()
     bare._time(bare.plain)
-    for repeat in range(repeats):
-        for number, prompt in enumerate(prompts):
-            shift = (number + repeat) % len(contestants)
-            for contestant in [*contestants[shift:], *contestants[:shift]]:
-                contestant.race(list(prompt))
-                progress(f"repeat {repeat + 1}, prompt {number + 1} of {len(prompts)}: {contestant.name}")
-            bare.measure()
+    for repeat, number in progress([(r, n) for r in range(repeats) for n in range(len(prompts))]):
+        shift = (number + repeat) % len(contestants)
+        for contestant in [*contestants[shift:], *contestants[:shift]]:
+            contestant.race(list(prompts[number]))
+        bare.measure()
     rows = [_row(lab, c, contestants, bare, [list(p) for _ in range(repeats) for p in prompts]) for c in contestants]
     settings = {"prompts": len(prompts), "max_new_tokens": max_new_tokens, "repeats": repeats}
     return {"machine": machine(lab.backbone), "settings": settings, "rows": rows}
@@ -259,18 +263,18 @@ def report(result: dict[str, Any]) -> str:
     lines: list[list[str]] = [list(titles)]
     for row in result["rows"]:
         cell = lambda name, row=row: f"{row[name]:.2f}" if name in row else "–"  # noqa: E731
-        low, middle, high = row["quartiles"]
-        same = f"{row['same_text']}/{row['texts']}"
-        ties = sum(d["near_tie"] for d in row["differences"])
-        same += f" ({ties} near-tie)" if ties else ""
+        (low, middle, high), ties = row["quartiles"], sum(d["near_tie"] for d in row["differences"])
+        same = f"{row['same_text']}/{row['texts']}" + (f" ({ties} near-tie)" if ties else "")
         lines.append([row["name"], f"{row['tokens_per_second']:.1f}", f"{middle:.1f} [{low:.1f}, {high:.1f}]",
                       cell("over_transformers_generate"), cell("speedup"),
                       cell("tokens_per_round"), cell("acceptance_rate"), cell("alpha"), cell("c"), cell("v"),
                       cell("ideal_speedup"), cell("loop_efficiency"), same])  # fmt: skip
     widths = [max(len(line[i]) for line in lines) for i in range(len(titles))]
-    return "\n".join(
-        [head, *("  ".join(x.ljust(w) for x, w in zip(line, widths, strict=True)).rstrip() for line in lines)]
-    )
+    shown = ["  ".join(x.ljust(w) for x, w in zip(line, widths, strict=True)).rstrip() for line in lines]
+    count = s["prompts"] * s["repeats"] * s["max_new_tokens"]
+    if count < 256 and any(row.get("loop_efficiency", 0) > 1 for row in result["rows"]):
+        shown.append(f"{count} tokens of each strategy are too few to measure: an eta above 1 is noise")
+    return "\n".join([head, *shown])
 
 
 def write_json(result: dict[str, Any], path: str | Path) -> None:

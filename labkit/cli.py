@@ -3,17 +3,21 @@
 import argparse
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
+
+from tqdm import tqdm
 
 from labkit.bench import bench, report, write_json
 from labkit.doctor import doctor, machine
 from labkit.drafters import EarlyExit, PromptLookup
 from labkit.drafters.written import read_strategy
 from labkit.errors import LabkitError
+from labkit.heads import load_heads
 from labkit.lab import Lab, load
-from labkit.loading import fetch, load_model
+from labkit.loading import DTYPES, SHIPPED, fetch, load_model
+from labkit.protocol import Drafter
 
 DEMO = ("arithmetic-01", "code-01", "editing-01")
 
@@ -83,8 +87,7 @@ def demo(args: argparse.Namespace) -> None:
 
     wanted = [p for p in read_prompt_files([]) if p["id"] in DEMO]
     exit = max(1, lab.backbone.depth * 4 // 5)
-    asked = [read_strategy(text, _opener(args)) for text in args.drafter]
-    drafters = asked or [EarlyExit(exit, max_draft=2), PromptLookup()]
+    drafters = read_drafters(args, lab) or [EarlyExit(exit, max_draft=2), PromptLookup()]
     comparison = lab.compare(as_ids(lab, wanted), drafters, max_new_tokens=args.max_new_tokens)
     m = machine(lab.backbone)
     caption = f"{m['model']}, {m['dtype']}, {m['device']}, {m['threads']} threads, {len(wanted)} prompts, greedy"
@@ -106,9 +109,9 @@ def demo(args: argparse.Namespace) -> None:
 def generate(args: argparse.Namespace) -> None:
     """One prompt, streamed or whole."""
     lab = load(args.model, device=args.device, dtype=args.dtype)
-    if len(args.drafter) > 1:
-        raise LabkitError(f"generate takes one --drafter and got {len(args.drafter)}; labkit bench compares several")
-    drafter = read_strategy(args.drafter[0], _opener(args)) if args.drafter else None
+    if len(args.drafters) > 1:
+        raise LabkitError(f"generate takes one --drafter and got {len(args.drafters)}; labkit bench compares several")
+    drafter = next(iter(read_drafters(args, lab)), None)
     prompt: Any = args.prompt
     if not args.raw and getattr(lab.tokenizer, "chat_template", None) is not None:
         prompt = [{"role": "user", "content": args.prompt}]
@@ -124,17 +127,26 @@ def generate(args: argparse.Namespace) -> None:
         print(out)
 
 
+def bar(steps: Sequence, file: TextIO | None = None) -> Iterable:
+    """The steps with a bar on a terminal, and in silence elsewhere."""
+    return tqdm(steps, desc="prompts", unit="prompt", disable=None, file=file)
+
+
 def run_bench(args: argparse.Namespace) -> None:
     """Strategies against plain, their own ideal, and transformers."""
     file = _writable(args.json)
     lab = load(args.model, device=args.device, dtype=args.dtype)
-    drafters = [read_strategy(text, _opener(args)) for text in [*args.drafter, *(args.drafters or [])]]
+    drafters = read_drafters(args, lab)
     names = args.prompts or sorted(path.stem for path in prompts_folder().glob("*.jsonl"))
     prompts = [prompt for name in names for prompt in read_prompt_files([name])[: args.per_set]]
     result = bench(
-        lab, as_ids(lab, prompts), drafters, max_new_tokens=args.max_new_tokens, repeats=args.repeats,
-        progress=lambda text: print(text, file=sys.stderr),
-    )  # fmt: skip
+        lab,
+        as_ids(lab, prompts),
+        drafters,
+        max_new_tokens=args.max_new_tokens,
+        repeats=args.repeats,
+        progress=bar,
+    )
     result["command"] = "labkit " + " ".join(repr(word) if " " in word or "(" in word else word for word in args.argv)
     result["settings"]["ids"] = [p["id"] for p in prompts]
     print(report(result))
@@ -142,9 +154,13 @@ def run_bench(args: argparse.Namespace) -> None:
         write_json(result, file)
 
 
-def _opener(args: argparse.Namespace) -> Callable[[str], Any]:
-    """How a draft model named in a strategy is loaded: where and as the target is."""
-    return lambda name: load_model(name, device=args.device, dtype=args.dtype)[0]
+def read_drafters(args: argparse.Namespace, lab: Lab) -> list[Drafter]:
+    """The strategies asked for; a draft model is loaded where and as the target is, heads for the target."""
+    openers = {
+        "model": lambda name: load_model(name, device=args.device, dtype=args.dtype)[0],
+        "heads": lambda source: load_heads(source, lab),
+    }
+    return [read_strategy(text, openers) for text in args.drafters]
 
 
 def parser() -> argparse.ArgumentParser:
@@ -152,36 +168,48 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="labkit", description="Speculative decoding on real models, in one real loop.")
     commands = top.add_subparsers(dest="command", required=True)
 
-    def command(name: str, run, text: str, model: bool = True) -> argparse.ArgumentParser:
+    def command(name: str, run: Callable, text: str, drafters: Mapping[str, Any] | None = None):
+        """A command; one that takes `drafters` loads a model."""
         sub = commands.add_parser(name, help=text, description=text)
         sub.set_defaults(run=run)
-        if model:
-            sub.add_argument("--model", default="smollm2-135m", help="a shipped name, a folder or a hub id")
-            sub.add_argument("--device")
-            sub.add_argument("--dtype", help="float32, bfloat16, float16 or float64")
-            sub.add_argument("--drafter", action="append", default=[], help="such as 'EarlyExit(24, max_draft=2)'")
-            sub.add_argument("--max-new-tokens", type=int, default=64)
+        if drafters is not None:
+            add = sub.add_argument
+            add("--model", default="smollm2-135m", help="a shipped name, a folder or a hub id (default: %(default)s)")
+            add("--device", help="cpu, cuda or cuda:1 (default: cuda where there is one)")
+            add("--dtype", help=f"{', '.join(DTYPES)} (default: bfloat16 on cuda, else float32)")
+            add("--drafter", "--drafters", dest="drafters", metavar="STRATEGY", default=[], **drafters)
+            add("--max-new-tokens", type=int, default=64, help="tokens to generate at most (default: %(default)s)")
         return sub
 
-    one = command("demo", demo, "a few prompts, several strategies, a table and a picture")
-    one.add_argument("--picture", default="labkit-demo.png")
-    one.add_argument("--json", action="store_true")
-    one = command("generate", generate, "generate from one prompt")
-    one.add_argument("prompt")
-    one.add_argument("--raw", action="store_true", help="no chat template")
-    for name, kind in (("temperature", float), ("top-k", int), ("top-p", float), ("early-exit", int), ("seed", int)):
-        one.add_argument(f"--{name}", type=kind)
-    one.add_argument("--json", action="store_true")
-    one = command("bench", run_bench, "speed against plain, the ideal, and transformers' generate")
-    one.add_argument("--drafters", nargs="+", help="several strategies at once")
-    one.add_argument("--prompts", nargs="+", help="prompt sets or JSONL files; default all shipped sets")
-    one.add_argument("--per-set", type=int, default=2, help="prompts taken from each set")
-    one.add_argument("--repeats", type=int, default=1)
-    one.add_argument("--json", metavar="FILE")
-    one = command("fetch", lambda args: print(fetch(args.name, force=args.force)), "fetch a shipped model", model=False)
-    one.add_argument("name")
-    one.add_argument("--force", action="store_true")
-    command("doctor", lambda args: print(doctor()), "what this machine has, and what is missing", model=False)
+    written = (
+        "written as in Python: 'EarlyExit(24, max_draft=2)', PromptLookup, \"DraftModel('gpt2')\", \"Heads('folder')\""
+    )
+    several: dict[str, Any] = {"nargs": "+", "action": "extend"}
+    fifths = "EarlyExit at four fifths of the layers and PromptLookup"
+    add = command("demo", demo, "a few prompts, several strategies, a table and a picture",
+                  several | {"help": f"strategies, {written} (default: {fifths})"}).add_argument  # fmt: skip
+    add("--picture", default="labkit-demo.png", help="the .png, .svg or .pdf to write (default: %(default)s)")
+    add("--json", action="store_true", help="print the figures as JSON")
+    add = command("generate", generate, "generate from one prompt",
+                  {"action": "append", "help": f"a strategy, {written} (default: Plain)"}).add_argument  # fmt: skip
+    add("prompt", help="the text to answer, or with --raw to continue")
+    add("--raw", action="store_true", help="no chat template")
+    add("--temperature", type=float, help="above 0 draws tokens (default: 0, the likeliest one)")
+    add("--top-k", type=int, help="draw from the K likeliest tokens (default: no limit)")
+    add("--top-p", type=float, help="draw from the likeliest tokens of this share (default: no limit)")
+    add("--early-exit", type=int, metavar="E", help="decode with the first E layers only, lossy (default: all layers)")
+    add("--seed", type=int, default=0, help="of the draws (default: %(default)s)")
+    add("--json", action="store_true", help="print text, tokens, settings and figures as JSON")
+    add = command("bench", run_bench, "speed against plain, the ideal, and transformers' generate",
+                  several | {"help": f"strategies, {written} (default: Plain alone)"}).add_argument  # fmt: skip
+    add("--prompts", nargs="+", metavar="SET", help="shipped sets or JSONL files (default: all shipped sets)")
+    add("--per-set", type=int, default=2, help="prompts taken from each set (default: %(default)s)")
+    add("--repeats", type=int, default=1, help="runs of each prompt (default: %(default)s)")
+    add("--json", metavar="FILE", help="write the figures to this file too (default: none)")
+    add = command("fetch", lambda args: print(fetch(args.name, force=args.force)), "fetch a shipped model").add_argument
+    add("name", help=f"one of: {', '.join(SHIPPED)}")
+    add("--force", action="store_true", help="make it anew")
+    command("doctor", lambda args: print(doctor()), "what this machine has, and what is missing")
     return top
 
 

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 import torch
 
+from labkit.acceptance import Rejection
 from labkit.backbone import Backbone
 from labkit.draft import Draft
-from labkit.protocol import Drafter
+from labkit.protocol import Acceptance, Drafter
 from labkit.session import Session
 from labkit.trace import Generation
 
@@ -116,11 +117,32 @@ class Comparison:
         return f"<table>{row('th', cells[0])}{''.join(row('td', c) for c in cells[1:])}</table>{notes}"
 
 
+def caveats(rule: Acceptance, sampling: bool, early_exit: int | None, depth: int) -> list[str]:
+    """What "same text" cannot mean in a comparison under these settings."""
+    found = []
+    if early_exit is not None:
+        found.append(
+            f"early_exit={early_exit}: the target is the first {early_exit} of {depth} layers (lossy); 'same text' "
+            "compares with that cut model"
+        )
+    if not rule.lossless:
+        found.append(
+            f"{rule} is lossy: it keeps drafted tokens that the target would not have chosen, texts may differ"
+        )
+    elif sampling and isinstance(rule, Rejection):
+        found.append(f"{rule} keeps the law of the texts, not the texts; acceptance=labkit.Match() gives equal texts")
+    return found
+
+
 def tabulate(
-    backbone: Backbone, generations: Mapping[str, list[Generation]], baseline: str, greedy: bool
+    backbone: Backbone,
+    generations: Mapping[str, list[Generation]],
+    baseline: str,
+    greedy: bool,
+    notes: Sequence[str] = (),
 ) -> Comparison:
     """Compare the generations of the same prompts by several strategies with those of `baseline`."""
-    entries, notes = [], []
+    entries, notes = [], list(notes)
     speed = lambda outs: sum(o.new_tokens for o in outs) / sum(o.seconds for o in outs)  # noqa: E731
     for name, outs in generations.items():
         same, ties, unlike = 0, 0, 0

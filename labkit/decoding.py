@@ -4,6 +4,7 @@ import itertools
 import struct
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +23,7 @@ PHASES = ("draft", "verify", "accept", "commit")
 
 @dataclass(frozen=True)
 class Round:
-    """What happened in one round, on the host. Every field but the last is a list with one entry a row.
+    """What happened in one round, on the host. Every field is a list with one entry a row.
 
     tokens: committed ids, after trimming. drafted: proposed ids. q: the draft's probability of each drafted
     token ([] if it has none). p: the target's. target: what the target itself says after the pending token and
@@ -30,7 +31,7 @@ class Round:
     the target turned one down. parents: of the drafted nodes (-1 = the pending token). path: the accepted ones'
     places among the drafted. exit: the layer each drafted token was read after ([] if not from the target, 0 for
     a token that is not). left: the layer after which a target that exits early was read for each committed token.
-    seconds: by phase, for the whole batch.
+    seconds: by phase; the rows of a batch share them, a finished row has none ({}).
     """
 
     tokens: list[list[int]]
@@ -44,7 +45,7 @@ class Round:
     path: list[list[int]]
     exit: list[list[int]]
     left: list[list[int]]
-    seconds: dict[str, float]
+    seconds: list[dict[str, float]]
 
 
 def decode(
@@ -78,16 +79,30 @@ def play_round(
     draft = drafter.propose(state, _context(session, acceptance, warp, noise, stop, number))
     _check(draft, drafter, session)
     clock.append(time.perf_counter())
-    logits = session.verify(draft)
-    clock.append(time.perf_counter())
-    scores = warp(logits, session.tokens, stop.lengths, draft.tokens, draft)
-    verdict = acceptance(draft, scores, noise, session.n, number)
-    host = _Host(draft, verdict, session.left())
+    with _explained(draft, drafter, session):
+        logits = session.verify(draft)
+        clock.append(time.perf_counter())
+        scores = warp(logits, session.tokens, stop.lengths, draft.tokens, draft)
+        verdict = acceptance(draft, scores, noise, session.n, number)
+        host = _Host(draft, verdict, session.left())
+    for row in host.rows:
+        _check_row(draft, drafter, session, row["drafted"], row["parents"], row["valid"])
     clock.append(time.perf_counter())
     keep = stop.trim(host.blocks)
     session.commit(verdict.tokens, verdict.path, keep)
     clock.append(time.perf_counter())
     return host.round(keep, dict(zip(PHASES, map(float.__sub__, clock[1:], clock[:-1]), strict=True)))
+
+
+@contextmanager
+def _explained(draft: Draft, drafter: Drafter, session: Session) -> Iterator[None]:
+    """Ask, when a round failed, whether an index in the draft is why: only then is a second copy worth it."""
+    try:
+        yield
+    except (IndexError, RuntimeError):
+        for row in zip(draft.tokens.tolist(), draft.parents.tolist(), draft.valid.tolist(), strict=True):
+            _check_row(draft, drafter, session, *row)
+        raise
 
 
 def _check(draft: Any, drafter: Drafter, session: Session) -> None:
@@ -119,6 +134,34 @@ def _check(draft: Any, drafter: Drafter, session: Session) -> None:
         raise LabkitError(f"{name}'s draft has depth={draft.depth} for {draft.nodes} nodes; it is the number of levels")
 
 
+def _check_row(
+    draft: Draft, drafter: Drafter, session: Session, tokens: list[int], parents: list[int], valid: list[int]
+) -> None:
+    """Raise LabkitError for values in one row of a draft that cannot be."""
+    has, vocab, levels = f"{type(drafter).__name__}'s draft has", session.backbone.vocab, []
+    for node, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
+        if not 0 <= token < vocab:
+            raise LabkitError(
+                f"{has} token {token} at node {node}, but the vocabulary has {vocab} tokens; propose ids from 0 to "
+                f"{vocab - 1}, in nodes with valid=False too"
+            )
+        if not -1 <= parent < node:
+            raise LabkitError(
+                f"{has} parents[{node}] = {parent}; needed is -1 (a child of the pending token) or the index of an "
+                f"earlier node, smaller than {node}: list parents before their children"
+            )
+        if valid[node] and parent >= 0 and not valid[parent]:
+            raise LabkitError(
+                f"{has} node {node} valid under its parent {parent}, which is not; make both valid or none"
+            )
+        levels.append(0 if parent < 0 else levels[parent] + 1)
+    if draft.is_chain and parents != list(range(-1, draft.nodes - 1)):
+        raise LabkitError(f"{has} is_chain=True and the parents {parents}; write Draft.tree(tokens, parents, depth=…)")
+    deepest = 1 + max((level for level, real in zip(levels, valid, strict=True) if real), default=-1)
+    if deepest > draft.depth:
+        raise LabkitError(f"{has} depth={draft.depth} and nodes on {deepest} levels; write depth={deepest}")
+
+
 def _context(
     session: Session, acceptance: Acceptance, warp: Warp, noise: Noise, stop: Stopping, number: int
 ) -> Context:
@@ -143,8 +186,7 @@ class _Host:
 
     def __init__(self, draft: Draft, verdict: Verdict, left: torch.Tensor | None):
         whole = [verdict.accepted[:, None], verdict.tokens, draft.tokens, draft.valid.long(), verdict.target]
-        whole += [verdict.path]
-        whole += [] if draft.is_chain else [draft.parents]
+        whole += [verdict.path, draft.parents]
         whole += [] if draft.exits is None else [draft.exits]
         whole += [] if left is None else [left]
         real = [verdict.p] + ([] if draft.q is None else [draft.q])
@@ -155,7 +197,7 @@ class _Host:
             take = lambda count, cells=cells: list(itertools.islice(cells, count))  # noqa: E731
             row = {"accepted": take(1)[0], "tokens": take(draft.depth + 1), "drafted": take(draft.nodes)}
             row["valid"], row["target"], row["path"] = take(draft.nodes), take(1 + draft.nodes), take(draft.depth)
-            row["parents"] = list(range(-1, draft.nodes - 1)) if draft.is_chain else take(draft.nodes)
+            row["parents"] = take(draft.nodes)
             row["exit"] = [] if draft.exits is None else take(draft.nodes)
             row["left"] = [] if left is None else take(1 + draft.nodes)
             row["p"] = _reals(take(1 + draft.nodes))
@@ -182,7 +224,7 @@ class _Host:
             parts["left"].append([row["left"][at] for at in reads if row["left"]])
             end = row["path"][row["accepted"] - 1] if row["accepted"] else -1
             parts["rejected"].append(kept > row["accepted"] and any(row["parents"][i] == end for i in nodes))
-        return Round(seconds=seconds, **parts)
+        return Round(seconds=[seconds if kept else {} for kept in keep], **parts)
 
 
 def _reals(words: Sequence[int]) -> list[float]:

@@ -37,14 +37,16 @@ def machine(backbone: Backbone | None = None) -> dict[str, Any]:
 
 
 def doctor() -> str:
-    """One line on what labkit runs on, then a line for whatever is missing, with its cure."""
+    """One line on what labkit runs on, one on each shipped model, one for whatever is missing, with its cure."""
     m = machine()
     cuda = torch.cuda.get_device_name() if torch.cuda.is_available() else "no CUDA"
     lines = [f"labkit on {m['device']} ({', '.join(m['extensions']) or 'no AMX or AVX'}, {m['threads']} threads), "
              f"{cuda}; torch {m['torch']}, transformers {m['transformers']}, Python {m['python']}"]  # fmt: skip
-    lines += [f"missing: {name} in {cache_folder()}; run: labkit fetch {name}"
-              for name in SHIPPED if not (cache_folder() / name).exists()]  # fmt: skip
+    for name in SHIPPED:
+        there = (cache_folder() / name).exists()
+        lines.append(f"fetched: {name}, in {cache_folder() / name}" if there else
+                     f"missing: {name} in {cache_folder()}; run: labkit fetch {name}")  # fmt: skip
     for package, extra in (("gguf", "smollm2"), ("ipywidgets", "notebook"), ("jupyterlab", "notebook")):
         if importlib.util.find_spec(package) is None:
-            lines.append(f"missing: {package}; run: pip install 'labkit-specdec[{extra}]'")
+            lines.append(f"missing: {package}; run in labkit's folder: pip install -e '.[{extra}]'")
     return "\n".join(lines)

@@ -90,6 +90,38 @@ class Draft:
         )
 
     @classmethod
+    def tree(
+        cls,
+        tokens: Int[Tensor, "batch nodes"],
+        parents: Int[Tensor, "#batch nodes"],
+        valid: Bool[Tensor, "batch nodes"] | None = None,
+        *,
+        depth: int,
+        drawn: bool = False,
+        probs: Float[Tensor, "batch nodes vocab"] | None = None,
+        q: Float[Tensor, "batch nodes"] | None = None,
+        exits: Int[Tensor, "batch nodes"] | None = None,
+        partial: Partial | None = None,
+    ) -> "Draft":
+        """Several continuations at once: `parents[i]` is the node that node i follows, -1 for the pending token.
+
+        A parent comes before its children. One row of `parents` serves the whole batch. `depth` is the number of
+        levels: it is asked for, as counting it would make the host wait for the device.
+        """
+        return cls(
+            tokens=tokens,
+            parents=parents.expand_as(tokens),
+            valid=torch.ones_like(tokens, dtype=torch.bool) if valid is None else valid,
+            drawn=torch.full_like(tokens, drawn, dtype=torch.bool),
+            depth=depth,
+            is_chain=tokens.shape[1] <= 1,
+            probs=probs,
+            q=q,
+            exits=exits,
+            partial=partial or Partial(),
+        )
+
+    @classmethod
     def empty(cls, like: Int[Tensor, "batch *rest"]) -> "Draft":
         """No proposal: verification is then one step of plain decoding. Batch and device are `like`'s."""
         return cls.chain(like.new_zeros((like.shape[0], 0)))

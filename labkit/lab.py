@@ -10,7 +10,7 @@ import torch
 from transformers import PreTrainedModel
 
 from labkit.backbone import Backbone
-from labkit.compare import Comparison, named, tabulate
+from labkit.compare import Comparison, caveats, named, tabulate
 from labkit.decoding import Round, decode
 from labkit.drafters import Plain
 from labkit.errors import LabkitError
@@ -53,17 +53,20 @@ class Lab:
         return f"Lab({self.backbone}, {self.backbone.dtype}, {self.backbone.device})"
 
     def generate(self, prompt: Any, drafter: Drafter | None = None, **options: Any) -> Generation:
-        """Generate with a draft strategy (default: plain decoding), by the one loop.
+        """Generate with a draft strategy, by the one loop.
 
-        prompt: text, a list of chat messages, token ids, a tokenizer's output, or a list of these.
-        options: the fields of labkit.options.Options. Raises LabkitError for bad input.
+        prompt: text, a list of chat messages, token ids, a tokenizer's output, or a list of these. drafter: a strategy
+        such as labkit.EarlyExit(12); plain decoding if None. Raises LabkitError for bad input.
         """
         run = _Run(self, prompt, drafter, options)
         rounds = list(run.rounds())
         return run.result(rounds)
 
     def stream(self, prompt: Any, drafter: Drafter | None = None, **options: Any) -> Iterator[Token]:
-        """The same for one prompt, token by token as rounds are committed; stop by walking away."""
+        """The same as generate for one prompt, token by token as rounds are committed; stop by walking away.
+
+        prompt and drafter are as in generate.
+        """
         run = _Run(self, prompt, drafter, options)
         if not run.prompts.single and len(run.prompts.rows) > 1:
             raise LabkitError(f"stream takes one prompt and got {len(run.prompts.rows)}; use generate for a batch")
@@ -86,7 +89,8 @@ class Lab:
     def compare(self, prompts: Any, drafters: Sequence[Drafter], **options: Any) -> Comparison:
         """Run every strategy on every prompt, interleaved, against plain decoding: a table.
 
-        prompts: one prompt or a list; each is run alone. Plain() is added as the baseline where missing.
+        prompts: one prompt or a list; each is run alone. drafters: strategies; Plain() is added as the baseline where
+        it is missing.
         """
         settings = Options.of(options)
         read = read_prompts(prompts, settings.attention_mask, self.tokenizer, self.backbone.vocab)
@@ -102,7 +106,8 @@ class Lab:
         for row in read.rows:
             for name, drafter in contestants.items():
                 outs[name].append(self.generate(row, drafter, **options))
-        return tabulate(self.target(settings), outs, repr(Plain()), greedy=not settings.sampling)
+        notes = caveats(settings.rule, settings.sampling, settings.early_exit, self.backbone.depth)
+        return tabulate(self.target(settings), outs, repr(Plain()), greedy=not settings.sampling, notes=notes)
 
     def target(self, options: Options) -> Backbone:
         """What a run decodes with: the whole model, or its first `early_exit` layers."""
@@ -157,7 +162,13 @@ class _Run:
         self.session = Session(
             self.target, len(rows), longest + options.max_new_tokens + self.drafter.scratch, self.drafter.taps
         )
-        self.drafter.check(self.session)
+        try:
+            self.drafter.check(self.session)
+        except LabkitError as error:
+            if options.early_exit is None:
+                raise
+            depth = self.target.depth
+            raise LabkitError(f"the target of early_exit={depth} has {depth} layers: {error}") from error
         if options.streamer is not None and len(rows) > 1:
             raise LabkitError(f"a streamer takes one prompt and got {len(rows)}; leave it out for a batch")
         if options.streamer is not None and not all(hasattr(options.streamer, verb) for verb in ("put", "end")):
@@ -194,13 +205,16 @@ class _Run:
     def result(self, rounds: list[Round]) -> Generation:
         """The finished generation."""
         texts = None if self.lab.tokenizer is None else [self.lab.decode(row) for row in self.stop.output]
-        model = self.lab.model
+        model, options = self.lab.model, self.options
+        lossy = [] if options.early_exit is None else [f"early_exit={options.early_exit}"]
+        lossy += [] if options.rule.lossless else [repr(options.rule)]
         settings = {
-            "drafter": repr(self.drafter), **self.options.record(), "acceptance": repr(self.options.rule),
+            "drafter": repr(self.drafter), **options.record(), "acceptance": repr(options.rule),
             "model": model.config.name_or_path or type(model).__name__, "depth": self.target.depth,
             "dtype": str(self.target.dtype).removeprefix("torch."), "device": str(self.target.device),
             **self.drafter.report(self.session),
             "host_copies": len(rounds) + self.warp.syncs + self.session.cache.copies,
+            "lossy": lossy,
         }  # fmt: skip
         return Generation(
             text=texts[0] if texts is not None and self.prompts.single else texts,
@@ -209,7 +223,7 @@ class _Run:
             rounds=rounds,
             reasons=self.stop.reason,
             settings=settings,
-            lossless=self.options.rule.lossless and self.options.early_exit is None,
+            lossless=not lossy,
             seconds=self.seconds,
             prefill_seconds=self.prefill_seconds,
         )
@@ -243,13 +257,16 @@ def load(name: str, *, device: Any = None, dtype: Any = None, **kwargs: Any) -> 
 
 
 def _show_options(method) -> None:
-    """Give a method that takes Options' fields a signature that lists them, for help() and completion."""
+    """Give a method that takes Options' fields a signature and a text that list them, for help() and completion."""
     keep = [p for p in inspect.signature(method).parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
     shown = [
         inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=f.type)
         for f in fields(Options)
     ]
     method.__signature__ = inspect.Signature([*keep, *shown])
+    if method.__doc__:  # python -OO has none
+        explained = inspect.cleandoc(Options.__doc__ or "").partition("\n\n")[2]
+        method.__doc__ = f"{inspect.cleandoc(method.__doc__)}\n\n{explained}"
 
 
 for _method in (Lab.generate, Lab.stream, Lab.compare):

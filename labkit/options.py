@@ -1,13 +1,12 @@
 """What `generate` can be asked for: transformers' spellings, checked at the door."""
 
-import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from labkit.acceptance import Match
 from labkit.drafters import EarlyExit, Plain, PromptLookup
-from labkit.errors import LabkitError
+from labkit.errors import LabkitError, nearest
 from labkit.protocol import Acceptance, Drafter
 
 MODEL_DEFAULT = "model's own"
@@ -21,15 +20,37 @@ FOREIGN = ("min_length", "suppress_tokens", "begin_suppress_tokens", "sequence_b
 
 @dataclass(frozen=True)
 class Options:
-    """The arguments of `Lab.generate` besides prompt and drafter, with their defaults.
+    """The arguments of `Lab.generate` besides prompt and drafter; its help shows this text.
 
-    Greedy unless sampling is asked for, by `do_sample=True` or by a temperature above 0, `top_k`, `top_p`, `min_p`
-    or `typical_p`; sampling settings in the model's generation config are not taken over, but
-    its penalties are, as transformers applies them to greedy decoding too. `seed`: an int (row b
-    gets seed + b) or one for each row. `early_exit=E`: decode with the first E layers only (lossy).
-    `acceptance`: labkit.Match() (default), labkit.Rejection(), or the lossy labkit.Typical(). The last four are
-    transformers' spellings of EarlyExit(assistant_early_exit, max_draft=num_assistant_tokens) and
-    PromptLookup(max_matching_ngram_size, max_draft=prompt_lookup_num_tokens).
+    Options, all by name, with their defaults. Decoding is greedy unless do_sample=True, a temperature above 0, top_k,
+    top_p, min_p or typical_p asks for sampling; of the model's generation config, the penalties and ends are taken
+    over, as in transformers' greedy decoding, and the sampling settings are not.
+
+    max_new_tokens=64: the most tokens to generate in each row.
+    do_sample=None: True draws tokens, False chooses the likeliest; None: as the other arguments ask.
+    temperature=None: divides the logits before drawing; 0 is greedy.
+    top_k=None: draw from the so many likeliest tokens only.
+    top_p=None: draw from the likeliest tokens that have this probability together.
+    min_p=None: draw from tokens of at least this share of the likeliest one's probability.
+    typical_p=None: draw from the tokens closest to the law's entropy that have this probability together.
+    repetition_penalty=None: above 1, makes tokens that have occurred less likely.
+    no_repeat_ngram_size=None: no sequence of so many tokens occurs twice.
+    bad_words_ids=None: lists of token ids that must not be generated.
+    min_new_tokens=None: no end token before so many new ones.
+    seed=0: of the draws; row b has seed + b. Or one int for each row: a prompt with its seed has one text.
+    acceptance=None: labkit.Match() if None; labkit.Rejection(), or the lossy labkit.Typical().
+    early_exit=None: decode with the first so many layers only, or where a rule lets each token leave (lossy).
+    exit_layers=None: the depths at which that rule is tested; None: all.
+    eos_token_id=the model's own: the id, or ids, that end a row; None: none does.
+    stop_strings=None: a string, or several, that end a row once generated.
+    logits_processor=None: a transformers LogitsProcessor, or several, applied to draft and target alike.
+    stopping_criteria=None: a transformers StoppingCriteria, or several.
+    streamer=None: a transformers streamer, fed the tokens of the one prompt.
+    attention_mask=None: which ids of padded prompts are real, as a tokenizer returns it.
+    assistant_early_exit=None: transformers' spelling of drafter=EarlyExit(assistant_early_exit).
+    num_assistant_tokens=None: that one's max_draft; 4 if None.
+    prompt_lookup_num_tokens=None: transformers' spelling of drafter=PromptLookup(max_draft=prompt_lookup_num_tokens).
+    max_matching_ngram_size=None: that one's ngram; 2 if None.
     """
 
     max_new_tokens: int = 64
@@ -64,10 +85,12 @@ class Options:
         known = [field.name for field in fields(cls)]
         for name in arguments:
             if name not in known:
-                near = difflib.get_close_matches(name, [*known, "drafter", "prompt"], 1, 0.0)[0]
-                raise LabkitError(
-                    f"generate has no argument {name!r}; the nearest is {near!r}. All: {', '.join(known)}"
-                )
+                if name == "assistant_model":
+                    raise LabkitError(
+                        "generate has no assistant_model; write drafter=labkit.DraftModel(assistant_model)"
+                    )
+                near = nearest(name, [*known, "drafter", "prompt"])
+                raise LabkitError(f"generate has no argument {name!r}{near}. All: {', '.join(known)}")
         options = cls(**arguments)
         if isinstance(options.max_new_tokens, bool) or not isinstance(options.max_new_tokens, int):
             raise LabkitError(

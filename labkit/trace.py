@@ -77,7 +77,8 @@ class Generation:
     @property
     def phase_seconds(self) -> dict[str, float]:
         """Seconds by phase, over all rounds."""
-        return {phase: sum(r.seconds[phase] for r in self.rounds) for phase in PHASES}
+        shared = [next(filter(None, r.seconds)) for r in self.rounds]
+        return {phase: sum(seconds[phase] for seconds in shared) for phase in PHASES}
 
     def summary(self) -> str:
         """The figures in one line."""
@@ -87,7 +88,7 @@ class Generation:
         return (
             f"{self.settings['drafter']}: {self.new_tokens} tokens in {len(self.rounds)} rounds, "
             f"{self.tokens_per_round:.2f} tokens per round{rate}, {self.tokens_per_second:.1f} tokens/s"
-            f"{'' if self.lossless else ' (lossy)'}"
+            f"{'' if self.lossless else ' (lossy: ' + ', '.join(self.settings['lossy']) + ')'}"
         )
 
     def __str__(self) -> str:

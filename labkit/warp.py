@@ -184,7 +184,13 @@ def build_processors(
     of its type among the penalties; the others come behind the penalties and before the temperature.
     """
     greedy = not sampling  # which is often written temperature=0
-    _check("temperature", temperature, lambda x: x > 0 or (greedy and x == 0), "a number above 0", "do_sample=False")
+    _check(
+        "temperature",
+        temperature,
+        lambda x: x > 0 or (greedy and x == 0),
+        "a number of 0 or more",
+        "temperature=0 for greedy",
+    )
     _check("top_k", top_k, lambda x: x >= 0, "a whole number from 1", "top_k=50, or 0 for no limit", whole=True)
     _check("top_p", top_p, lambda x: 0 <= x <= 1, "a number from 0 to 1", "top_p=0.9, or 1.0 for no limit")
     _check("min_p", min_p, lambda x: 0 <= x <= 1, "a number from 0 to 1", "min_p=0.05, or None for no limit")

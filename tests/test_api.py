@@ -1,7 +1,9 @@
 """The public face: forms of prompts, transformers' spellings and its `generate`, seeds, tables, errors that help."""
 
+import dataclasses
 import functools
 import inspect
+import re
 
 import families
 import pytest
@@ -13,6 +15,7 @@ from transformers import LogitsProcessor, StoppingCriteria, StoppingCriteriaList
 
 import labkit
 from labkit import DraftModel, EarlyExit, LabkitError, Match, Plain, PromptLookup, Rejection
+from labkit.options import Options
 
 PIECES = ["<pad>", *"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ .,!?:;-"]
 TEMPLATE = (
@@ -251,6 +254,19 @@ def test_help_lists_the_arguments():
         assert {"max_new_tokens", "temperature", "seed", "assistant_early_exit"} <= set(
             inspect.signature(method).parameters
         )
+
+
+@pytest.mark.parametrize("method", ["generate", "stream", "compare"])
+def test_help_explains_every_argument(method):
+    """The text is Options' own, so that the two cannot drift apart."""
+    shown = inspect.getdoc(getattr(labkit.Lab, method))
+    head, _, said = shown.partition("\nOptions, all by name")
+    assert "prompt" in head and "drafter" in head and "labkit.options" not in shown
+    for field in dataclasses.fields(Options):
+        [(default, text)] = re.findall(rf"^ *{field.name}=(\S.*?): (\S.*)$", said, re.M)
+        assert default == str(field.default) or (field.name == "eos_token_id" and default == "the model's own")
+        assert len(text) > 10
+    assert inspect.getdoc(Options).partition("\nOptions, all by name")[2] == said
 
 
 @pytest.mark.parametrize(
@@ -510,12 +526,20 @@ def test_compare_says_where_texts_differ():
 
     table = lab().compare(TEXTS[0], [EarlyExit(2, 3)], max_new_tokens=COUNT, early_exit=3)
     assert [e.same_text for e in table.entries] == ["yes", "yes"]
+    cut_model = "early_exit=3: the target is the first 3 of 4 layers (lossy); 'same text' compares with that cut model"
+    assert table.notes == [cut_model] and str(table).endswith(cut_model)
     sampled = lab().compare(TEXTS, [EarlyExit(2, 3)], max_new_tokens=COUNT, temperature=1.0, seed=4)
     assert [e.same_text for e in sampled.entries] == ["yes", "yes"] and sampled.notes == []
     other = lab().compare(
         TEXTS, [EarlyExit(2, 3)], max_new_tokens=COUNT, temperature=1.0, seed=4, acceptance=Rejection()
     )
     assert "of 3" in other.entries[1].same_text and "DIFFERENT" not in str(other)
+    [note] = other.notes
+    assert "Rejection() keeps the law of the texts, not the texts" in note and "labkit.Match()" in note
+    # Greedy rejection has the target's own text, and needs no word.
+    assert lab().compare("ab", [EarlyExit(2, 3)], max_new_tokens=4, acceptance=Rejection()).notes == []
+    typical = lab().compare("ab", [EarlyExit(2, 3)], max_new_tokens=4, temperature=1.0, acceptance=labkit.Typical())
+    assert [note for note in typical.notes if "Typical(epsilon=0.09, delta=0.3) is lossy" in note] == typical.notes
 
 
 def test_difference_report():
@@ -540,7 +564,10 @@ def test_figures():
     assert out.alpha == out.accepted / (out.accepted + out.rejections)
     assert set(out.phase_seconds) == {"draft", "verify", "accept", "commit"}
     assert 0 < sum(out.phase_seconds.values()) <= out.seconds and out.prefill_seconds < out.seconds
-    assert "tokens per round" in out.summary() and out.summary() in str(out)
+    assert "tokens per round" in out.summary() and out.summary() in str(out) and "lossy" not in out.summary()
+    assert "(lossy: early_exit=3)" in lab().generate("ab", max_new_tokens=2, early_exit=3).summary()
+    lossy = lab().generate("ab", max_new_tokens=2, acceptance=labkit.Typical()).summary()
+    assert "(lossy: Typical(epsilon=0.09, delta=0.3))" in lossy
 
 
 # -- errors ---------------------------------------------------------------------------------------------
@@ -572,7 +599,7 @@ BAD = {
     "early_exit text": (lambda: lab().generate("ab", early_exit="2"), "early_exit='2'.*write an int from 1 to 4"),
     "early_exit True": (lambda: lab().generate("ab", early_exit=True), "early_exit=True.*write an int from 1 to 4"),
     "early_exit too deep": (lambda: lab().generate("ab", early_exit=9), "early_exit=9.*write an int from 1 to 4"),
-    "exit above the cut": (lambda: lab().generate("ab", EarlyExit(3), early_exit=2), "exit=3.*2 layers.*from 1 to 2"),
+    "exit above the cut": (lambda: lab().generate("ab", EarlyExit(3), early_exit=2), "^the target of early_exit=2 has 2 layers: .*exit=3.*from 1 to 2"),
     "assistant exit 0": (lambda: lab().generate("ab", assistant_early_exit=0), "exit=0; it must be an int of at least 1"),
     "assistant exit deep": (lambda: lab().generate("ab", assistant_early_exit=7), "exit=7.*from 1 to 4"),
     "max_draft 0": (lambda: EarlyExit(2, max_draft=0), "EarlyExit got max_draft=0; it must be.*Plain"),
@@ -609,6 +636,16 @@ BAD = {
     "sampling at 0": (lambda: lab().generate("ab", do_sample=True, temperature=0), "contradicts temperature=0; write"),
     "temperature below 0": (lambda: lab().generate("ab", temperature=-1), "got temperature=-1; needed is.*; write"),
     "top_p above 1": (lambda: lab().generate("ab", top_p=1.5), "got top_p=1.5; needed is.*; write"),
+    "temperature of 0 or more": (lambda: lab().generate("ab", temperature=-1), "needed is a number of 0 or more"),
+    "a draft model's name": (
+        lambda: DraftModel("smollm2-135m"), r"got model='smollm2-135m'.*write DraftModel\(labkit.load\('smollm2-135m'\)\)"
+    ),
+    "no draft model": (lambda: DraftModel(3), "got model=3.*a transformers causal LM"),
+    "assistant_model": (
+        lambda: lab().generate("ab", assistant_model=small()),
+        r"assistant_model.*write drafter=labkit.DraftModel\(assistant_model\)",
+    ),
+    "an argument like no other": (lambda: lab().generate("ab", zzzz=1), "no argument 'zzzz'. All: "),
     "seeds": (lambda: lab().generate(TEXTS, seed=[1, 2]), r"got seed=\[1, 2\] for 3 prompt.*write one int, or a list of 3"),
     "seed text": (lambda: lab().generate("ab", seed="x"), "got seed='x' for 1 prompt.*write one int"),
     "no seed": (lambda: lab().generate("ab", seed=None), "got seed=None for 1 prompt.*write one int"),

@@ -1,13 +1,22 @@
 """The command line on the real model, and its refusals."""
 
+import argparse
+import io
 import json
+import logging
+import re
 import subprocess
 import sys
 
+import families
 import pytest
+import torch
+from conftest import missing
 
+import labkit
 from labkit import LabkitError
-from labkit.cli import main, read_prompt_files
+from labkit.bench import bench
+from labkit.cli import main, parser, read_prompt_files
 
 
 def run(capsys, *words):
@@ -42,18 +51,25 @@ def test_generate(capsys):
 
 
 @pytest.mark.smollm2
-def test_bench(capsys, tmp_path):
-    file = tmp_path / "bench.json"
+def test_bench(capsys, tmp_path, monkeypatch, caplog):
+    file, steps = tmp_path / "bench.json", []
+    monkeypatch.setattr("labkit.cli.tqdm", lambda given, **how: steps.extend(given) or iter(steps))
+    logging.getLogger("transformers").addHandler(caplog.handler)
+    from transformers.generation import utils
+
+    utils.logger.warning_once.cache_clear()
     code, out, err = run(
         capsys, "bench", "--drafters", "EarlyExit(24, max_draft=2)", "PromptLookup()", "--prompts", "editing",
         "--per-set", "1", "--max-new-tokens", "6", "--json", str(file),
     )  # fmt: skip
     found = json.loads(file.read_text())
     names = [row["name"] for row in found["rows"]]
-    assert code == 0 and "transformers generate" in names and "eta" in out and "prompt 1 of 1" in err
+    assert code == 0 and "transformers generate" in names and "eta" in out and len(steps) == 1
+    assert not err and "generation_config" not in caplog.text
     assert "transformers assistant_early_exit=24, num_assistant_tokens=2" in names
     assert all(row["same_text"] == 1 for row in found["rows"]) and found["command"].startswith("labkit bench")
     exit = next(row for row in found["rows"] if row["name"].startswith("EarlyExit"))
+    assert "noise" in out or all(row.get("loop_efficiency", 0) <= 1 for row in found["rows"])
     assert exit["host_copies_per_round"] == 1 and exit["loop_efficiency"] > 0 and exit["c"] > 0 and exit["v"] > 0
 
 
@@ -68,6 +84,19 @@ def test_bench(capsys, tmp_path):
 def test_refusals(capsys, words, message):
     code, out, err = run(capsys, *words)
     assert code == 2 and message in err and not out
+
+
+def test_the_bar_of_a_bench_is_for_terminals(capsys):
+    """One line that is written over, and nothing in a log file."""
+    lab = labkit.Lab(families.tiny("llama"))
+    from labkit.cli import bar
+
+    bench(lab, [[3, 1], [4]], [labkit.PromptLookup()], max_new_tokens=4, repeats=2, progress=bar)
+    assert capsys.readouterr() == ("", "")
+    terminal = io.StringIO()
+    terminal.isatty = lambda: True
+    bench(lab, [[3, 1], [4]], [labkit.PromptLookup()], max_new_tokens=4, repeats=2, progress=lambda s: bar(s, terminal))
+    assert "4/4" in terminal.getvalue() and terminal.getvalue().count("\n") <= 1
 
 
 LINES = {
@@ -102,7 +131,8 @@ def test_places_are_asked_for_before_the_work(capsys, tmp_path, words, monkeypat
 @pytest.mark.parametrize(
     ("drafter", "message"),
     [
-        ("Earlyexit(2)", "the nearest is EarlyExit"),
+        ("Earlyexit(2)", "the nearest is 'EarlyExit'"),
+        ("Medusa(2)", "no strategy is called 'Medusa'. All: Plain, PromptLookup, DraftModel, EarlyExit, Heads"),
         ("EarlyExit(99)", "exit=99"),
         ("EarlyExit(2, max_draft=0)", "max_draft=0"),
         ("EarlyExit(__import__('os'))", "not a literal"),
@@ -113,8 +143,89 @@ def test_bad_strategies(capsys, drafter, message):
     assert code == 2 and message in err
 
 
+def options():
+    """Every option of every command, by command and spelling."""
+    (commands,) = [action for action in parser()._actions if isinstance(action, argparse._SubParsersAction)]
+    for command, sub in commands.choices.items():
+        yield from ((command, action) for action in sub._actions if action.dest != "help")
+
+
+def test_every_option_is_explained_with_its_default():
+    for command, action in options():
+        assert action.help, (command, action.dest)
+        if action.option_strings and action.nargs != 0:
+            assert "default" in action.help, (command, action.dest)
+            assert action.default in (None, []) or "%(default)s" in action.help, (command, action.dest)
+    found = {(command, action.dest) for command, action in options()}
+    assert {("demo", "drafters"), ("bench", "drafters"), ("generate", "drafters")} <= found
+    shown = run_help("generate")
+    assert "(default: smollm2-135m)" in shown and "(default: 64)" in shown
+
+
+def run_help(command):
+    return " ".join(parser_of(command).format_help().split())
+
+
+def parser_of(command):
+    (commands,) = [action for action in parser()._actions if isinstance(action, argparse._SubParsersAction)]
+    return commands.choices[command]
+
+
+@pytest.mark.parametrize("command", ["bench", "demo"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--drafters", "A", "B"),
+        ("--drafter", "A", "--drafter", "B"),
+        ("--drafter", "A", "B"),
+        ("--drafters", "A", "--drafter", "B"),
+    ],
+    ids=" ".join,
+)
+def test_drafters_have_two_spellings(command, words):
+    assert parser().parse_args([command, *words]).drafters == ["A", "B"]
+    assert parser().parse_args([command]).drafters == []
+
+
+def test_generate_takes_its_prompt_behind_a_drafter():
+    for words in (("--drafter", "A", "text"), ("text", "--drafter", "A"), ("--drafters", "A", "text")):
+        args = parser().parse_args(["generate", *words])
+        assert (args.prompt, args.drafters) == ("text", ["A"])
+
+
+def test_heads_are_read_with_the_lab_of_the_command(monkeypatch, capsys, tmp_path):
+    """The folder named in the strategy is loaded for the model that the command loaded."""
+    lab = labkit.Lab(families.tiny("llama"))
+    heads = labkit.MLPSpeculator(32, 61, 3, 24, dtype=torch.float64)
+    for number, parameter in enumerate(heads.parameters()):
+        torch.nn.init.normal_(parameter, std=0.4, generator=torch.Generator().manual_seed(number))
+    folder = str(labkit.save_heads(heads, tmp_path / "heads", lab))
+    monkeypatch.setattr("labkit.cli.load", lambda *args, **kwargs: lab)
+    monkeypatch.setattr("labkit.cli.as_ids", lambda lab, prompts: [[3, 1, 4]])
+    strategy = f"Heads({folder!r}, top_k=(1, 1, 1))"
+    code, out, _ = run(capsys, "bench", "--prompts", "editing", "--per-set", "1", "--max-new-tokens", "8", "--drafters",
+                       strategy, f"Heads(heads={folder!r}, tree=[(0,), (1,), (0, 0)])")  # fmt: skip
+    assert code == 0 and "Heads(MLPSpeculator, top_k=(1, 1, 1), candidates=1)" in out
+    assert "Heads(MLPSpeculator, tree of 3 nodes)" in out
+    code, _, err = run(capsys, "bench", "--prompts", "editing", "--drafters", f"Heads({str(tmp_path / 'no')!r})")
+    assert code == 2 and "neither a folder nor a hub id" in err
+
+
+def test_doctor_names_what_is_missing(capsys, monkeypatch, tmp_path):
+    """The cures work in a checkout: labkit is on no package index."""
+    monkeypatch.setenv("LABKIT_CACHE", str(tmp_path))
+    monkeypatch.setattr("labkit.doctor.importlib.util.find_spec", lambda name: None)
+    code, out, _ = run(capsys, "doctor")
+    lines = out.splitlines()[1:]
+    assert code == 0 and lines[0] == f"missing: smollm2-135m in {tmp_path}; run: labkit fetch smollm2-135m"
+    assert lines[1] == "missing: gguf; run in labkit's folder: pip install -e '.[smollm2]'"
+    assert len(lines) == 4 and all("pip install -e '.[notebook]'" in line for line in lines[2:])
+
+
 def test_doctor_and_module(capsys):
     code, out, _ = run(capsys, "doctor")
-    assert code == 0 and "torch" in out
+    assert code == 0 and "torch" in out and "labkit-specdec" not in out
+    if missing("smollm2") is None:
+        assert re.search(r"^fetched: smollm2-135m, in .*smollm2-135m$", out, re.M)
     shown = subprocess.run([sys.executable, "-m", "labkit", "--help"], capture_output=True, text=True)
     assert shown.returncode == 0 and "demo" in shown.stdout

@@ -138,6 +138,45 @@ def test_malformed_drafts(lab, fault):
         lab.generate(PROMPT, spoilt(**SPOILT[fault]), max_new_tokens=8)
 
 
+def nodes(*values, kind=torch.long):
+    """A part of a draft of two nodes, whose tokens and parents are otherwise right."""
+    return torch.tensor([values], dtype=kind)
+
+
+TREE = {"is_chain": False}
+VALUES = {
+    "an id too large": ({"tokens": nodes(3, 61)}, "Spoilt's draft has token 61 .*vocabulary has 61 tokens"),
+    "a negative id": ({"tokens": nodes(-1, 3)}, "Spoilt's draft has token -1 .*vocabulary has 61 tokens"),
+    "an invalid node's id": (
+        {"tokens": nodes(3, 99), "valid": nodes(True, False, kind=torch.bool)}, "has token 99 .*valid=False too"),
+    "a later parent": ({"parents": nodes(1, -1), **TREE}, r"parents\[0\] = 1; .*-1 .*smaller than 0"),
+    "its own parent": ({"parents": nodes(-1, 1), **TREE}, r"parents\[1\] = 1; .*smaller than 1"),
+    "a parent of no node": ({"parents": nodes(-1, 40), **TREE}, r"parents\[1\] = 40"),
+    "a parent below -1": ({"parents": nodes(-1, -2), **TREE}, r"parents\[1\] = -2"),
+    "no chain": ({"parents": nodes(-1, -1)}, r"is_chain=True .*parents \[-1, -1\].*Draft.tree"),
+    "too shallow": ({"depth": 1, **TREE}, "depth=1 .*2 levels"),
+    "an orphan": ({"valid": nodes(False, True, kind=torch.bool)}, "node 1 valid .*parent 0"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("acceptance", [labkit.Match(), labkit.Rejection(), labkit.Typical()], ids=repr)
+@pytest.mark.parametrize("fault", VALUES)
+def test_values_of_a_draft_that_cannot_be(lab, fault, acceptance):
+    """Told from the round's one copy, or from a second one after the failure."""
+    changes, message = VALUES[fault]
+    with pytest.raises(LabkitError, match=message):
+        lab.generate(PROMPT, spoilt(**changes), max_new_tokens=8, acceptance=acceptance)
+
+
+def test_a_failure_that_is_not_the_drafts_own_is_left_alone(lab, monkeypatch):
+    def broken(session, draft):
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(labkit.Session, "verify", broken)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        lab.generate(PROMPT, max_new_tokens=8)
+
+
 @pytest.mark.parametrize(
     "options",
     [{"bad_words_ids": [[100]]}, {"attention_mask": 1}, {"logits_processor": 5}, {"stopping_criteria": [None]},

@@ -607,6 +607,14 @@ def test_typical_on_one_prompt(settings, options):
         assert alone[:5] == together[row][:5]
 
 
+@pytest.mark.parametrize("swap", [lambda lab, heads: (heads, lab), lambda lab, heads: (lab.model, heads)])
+def test_head_accuracies_with_other_arguments(swap):
+    lab = target(48, 131)
+    heads = labkit.MLPSpeculator(48, 131, 2, 24)
+    with pytest.raises(LabkitError, match=r"write head_accuracies\(lab, heads, texts\)"):
+        labkit.head_accuracies(*swap(lab, heads), [[1, 2, 3, 4, 5]])
+
+
 def test_head_accuracies():
     lab = labkit.Lab(families.tiny("llama"))
     heads = made("mlp", lab.backbone.head_width, lab.backbone.vocab, dtype=lab.backbone.dtype)

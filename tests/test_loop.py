@@ -550,6 +550,34 @@ def test_a_drafter_needs_only_nodes_and_propose():
     assert lab_of("llama").generate(PROMPTS, Mine(), max_new_tokens=COUNT).tokens == texts()
 
 
+class Fork(Drafter):
+    """Two wrong tokens, and between them the model's own next two: built by Draft.tree, the same in every row."""
+
+    nodes = 4
+
+    def __init__(self, parents):
+        self.parents = parents
+
+    def propose(self, state, context):
+        if context.length(2) < 2:
+            return labkit.Draft.empty(context.tokens)
+        tokens = []
+        for text, prompt, n in zip(texts(), PROMPTS, context.lengths, strict=True):
+            a, b = [*text, 0, 0][n - len(prompt) :][:2]
+            tokens.append([(a + 1) % 61, a, (a + 2) % 61, b])
+        return labkit.Draft.tree(torch.tensor(tokens), self.parents, depth=2)
+
+
+@pytest.mark.parametrize("rows", [1, len(PROMPTS)])
+def test_a_tree_of_ones_own(rows):
+    out = lab_of("llama").generate(
+        PROMPTS, Fork(torch.tensor([[-1, -1, -1, 1]]).expand(rows, -1)), max_new_tokens=COUNT
+    )
+    assert out.tokens == texts()
+    assert all(happened.accepted == [2] * len(PROMPTS) for happened in out.rounds[:-1])
+    assert out.rounds[0].path == [[1, 3]] * len(PROMPTS)
+
+
 # -- everything at once ---------------------------------------------------------------------------------
 
 LONG = 24

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from labkit.backbone import Backbone
 from labkit.draft import Draft
@@ -39,6 +39,10 @@ class DraftModel(Drafter):
         check_stop(self.stop)
         check_count(self.max_draft, "max_draft", "DraftModel")
         model = getattr(self.model, "backbone", self.model)
+        if isinstance(model, str):
+            raise LabkitError(f"DraftModel got model={model!r}, a name; write DraftModel(labkit.load({model!r}))")
+        if not isinstance(model, Backbone | nn.Module):
+            raise LabkitError(f"DraftModel got model={model!r}; give a transformers causal LM, a Backbone or a Lab")
         object.__setattr__(self, "model", model if isinstance(model, Backbone) else Backbone(model))
 
     def __repr__(self) -> str:
