@@ -314,6 +314,36 @@ def test_round_trip(tmp_path, kind, dtype):
     load_heads(tmp_path / "heads", as_bf16)  # the hash is of rounded weights
 
 
+class Int8(torch.nn.Module):
+    """A linear layer stored in 8 bits, as weight-only quantisation leaves it."""
+
+    def __init__(self, linear):
+        super().__init__()
+        scale = linear.weight.abs().amax(1, keepdim=True) / 127
+        self.register_buffer("scale", scale)
+        self.register_buffer("weight", (linear.weight / scale).round().to(torch.int8))
+
+    def forward(self, x):
+        """The layer's product, in the input's dtype."""
+        return x @ (self.weight * self.scale).to(x.dtype).T
+
+
+@pytest.mark.parametrize("kind", ["mlp", "medusa"])
+def test_heads_do_not_take_the_targets_quantisation(tmp_path, kind):
+    lab = target(48, 131)
+    for layer in lab.model.model.layers:
+        for name, module in [*layer.named_modules()]:
+            if isinstance(module, torch.nn.Linear):
+                layer.set_submodule(name, Int8(module))
+    lab = labkit.Lab(lab.model)
+    save_heads(made(kind), tmp_path / "heads", lab)
+    heads = load_heads(tmp_path / "heads", lab)
+    assert {x.dtype for x in heads.parameters()} == {lab.backbone.dtype}
+    assert not [m for m in heads.modules() if isinstance(m, Int8)]
+    out = lab.generate([[1, 2, 3]], Heads(heads), max_new_tokens=12)
+    assert out.tokens == lab.generate([[1, 2, 3]], max_new_tokens=12).tokens
+
+
 LOADING = """
 import sys, threading
 sys.path.insert(0, sys.argv[1])
