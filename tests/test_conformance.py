@@ -59,7 +59,15 @@ STRATEGIES = {
     "chain, states kept": lambda model, texts: Replay(PROMPTS, texts, 3, (1, 3, 0), taps=(2, -1)),
     "random trees": lambda model, texts: RandomTree(PROMPTS, texts, taps=(1, -1)),
 }
-EVERY_FAMILY = ["Plain", "EarlyExit", "random trees", "chain, sometimes right"]
+EVERY_FAMILY = [
+    "exit rule, projected",
+    "exit rule and window",
+    "top keys",
+    "Plain",
+    "EarlyExit",
+    "random trees",
+    "chain, sometimes right",
+]
 WHOLE = ["llama", "gemma3", "gpt2"]
 CASES = [(f, s) for f in families.FAMILIES for s in STRATEGIES if f in WHOLE or s in EVERY_FAMILY]
 _labs: dict = {}

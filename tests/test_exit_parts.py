@@ -75,6 +75,12 @@ def test_kangaroo_turns_queries_and_keys_as_llama_does(lab):
     torch.testing.assert_close(adapter._rotated(x, at), want, atol=1e-6, rtol=0)
 
 
+def test_kangaroo_needs_a_head_of_the_states_width():
+    lab = labkit.Lab(families.tiny("opt"))
+    with pytest.raises(LabkitError, match="head reads width 24"):
+        lab.generate(PROMPTS, EarlyExit(2, adapter=Kangaroo.like(lab)))
+
+
 def test_kangaroo_with_a_cache_is_kangaroo_without(lab):
     adapter = shaken(Kangaroo(32, 4, 2, 8, dtype=torch.float64))
     hidden = torch.randn(2, 9, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(1))

@@ -78,6 +78,11 @@ def check_fit(exit: Any, adapter: nn.Module, head: nn.Module | None, session: Se
     need = f"needed are modules for width {backbone.width}, {backbone.dtype}, on {backbone.device}"
     if isinstance(adapter, Adapter):
         adapter.check(backbone.width)
+        if adapter.normed and head is None and backbone.head_width != backbone.width:
+            raise LabkitError(
+                f"the {type(adapter).__name__} adapter gives the head states of width {backbone.width}, and this model's "
+                f"head reads width {backbone.head_width}; give a head too, or an adapter such as labkit.heads.Affine"
+            )
         if adapter.exit not in (None, exit):
             raise LabkitError(
                 f"the adapter was trained for exit={adapter.exit}, and this is exit={exit}; write that one"
