@@ -80,7 +80,7 @@ def check_fit(exit: Any, adapter: nn.Module, head: nn.Module | None, session: Se
         adapter.check(backbone.width)
         if adapter.normed and head is None and backbone.head_width != backbone.width:
             raise LabkitError(
-                f"the {type(adapter).__name__} adapter gives the head states of width {backbone.width}, and this model's "
+                f"the {type(adapter).__name__} adapter gives states of width {backbone.width}, and this model's "
                 f"head reads width {backbone.head_width}; give a head too, or an adapter such as labkit.heads.Affine"
             )
         if adapter.exit not in (None, exit):
