@@ -91,7 +91,9 @@ def demo(args: argparse.Namespace) -> None:
     comparison = lab.compare(as_ids(lab, wanted), drafters, max_new_tokens=args.max_new_tokens)
     m = machine(lab.backbone)
     caption = f"{m['model']}, {m['dtype']}, {m['device']}, {m['threads']} threads, {len(wanted)} prompts, greedy"
-    demo_picture(comparison, lab.decode, caption, prompt=len(wanted) - 1).savefig(picture)
+    shown = wanted[-1]
+    asked = f"{shown['id']}: {shown['prompt'].strip()}"
+    demo_picture(comparison, lab.decode, caption, prompt=len(wanted) - 1, asked=asked).savefig(picture)
     if args.json:
         print(
             json.dumps(

@@ -1,37 +1,78 @@
 """Figures of a run, built from matplotlib's objects (no pyplot)."""
 
-from collections.abc import Callable, Sequence
+import textwrap
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 
 from labkit.compare import Comparison
 from labkit.trace import Generation
 
-ACCEPTED, REJECTED, TARGET = "#0072B2", "#D55E00", "#009E73"
+ACCEPTED, REJECTED, TARGET, GREY = "#005A8C", "#B34700", "#00694A", "#555555"
+PARTIAL = "\N{REPLACEMENT CHARACTER}"
+KINDS = {"accepted": "accepted draft", "rejected": "rejected draft", "target": "target's own token"}
+MARKS = {
+    "⏎": "line break",
+    "·": "space",
+    "→": "tab",
+    "∅": "no text",
+    PARTIAL: "partial character",
+}
+"""Signs that stand in a strip for what would not be seen; those that occur are explained above it."""
 COLUMNS, POINTS = 104, 9.0
-WIDTH_INCHES, LINE_INCHES, MARGIN_INCHES = 8.4, 0.27, 0.25
+WIDTH_INCHES, LINE_INCHES, TITLE_INCHES, MARGIN_INCHES = 8.4, 0.25, 0.42, 0.25
 FONT, LETTER_INCHES = "DejaVu Sans Mono", POINTS * 0.602 / 72
+LABEL_INCHES, MOST_LABEL, MOST_TITLE = 0.078, 52, 110
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A token in a strip: its visible text, and whether it was accepted, rejected, or the target's own."""
+    """A token in a strip: its visible text, and whether it was accepted, rejected, or the target's own.
+
+    marks: the signs in it that stand for something else.
+    """
 
     text: str
     kind: str
+    marks: str = ""
+
+    @property
+    def columns(self) -> int:
+        """How wide it is drawn: a rejected token has room between its text and its box."""
+        return len(self.text) + (self.kind == "rejected")
+
+
+def _visible(text: str, kind: str) -> Piece:
+    """A token's text with signs for what cannot be seen: spaces only where a token is nothing else."""
+    shown, marks = [], ""
+    for letter in text:
+        sign = {"\n": "⏎", "\t": "→"}.get(letter, letter)
+        if letter == " " and not text.strip():
+            sign = "·"
+        if not (letter.isprintable() or sign != letter):
+            sign = PARTIAL
+        shown.append(sign)
+        marks += sign if sign != letter or letter == PARTIAL else ""
+    return Piece("".join(shown), kind, marks) if text else Piece("∅", kind, "∅")
 
 
 def pieces(out: Generation, decode: Callable[[Sequence[int]], str], row: int = 0) -> list[Piece]:
-    """The tokens of one row in the order of events: accepted ones, the rejected one, the target's own."""
+    """The tokens of one row in the order of events: accepted ones, the rejected one, the target's own.
+
+    A line break of the text ends a line; one that was only drafted is a sign like any other.
+    """
     found: list[Piece] = []
     committed: list[int] = []
 
-    def add(token: int, kind: str) -> None:
-        text = decode([*committed, token])[len(decode(committed)) :]
-        text = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text.replace("\t", "→"))
-        found.append(Piece(text.replace(" ", "·") or "∅", kind))
+    def text_of(token: int) -> str:
+        before, whole = decode(committed), decode([*committed, token])
+        if whole == before:  # nothing, or more of a character that is still incomplete
+            return PARTIAL if whole.endswith(PARTIAL) else ""
+        return whole[len(before if whole.startswith(before) else before.rstrip(PARTIAL)) :]
 
     for happened in out.rounds:
         accepted = happened.accepted[row]
@@ -39,13 +80,15 @@ def pieces(out: Generation, decode: Callable[[Sequence[int]], str], row: int = 0
             own = place >= accepted
             if own and happened.rejected[row]:
                 end = happened.path[row][-1] if accepted else -1
-                add(happened.drafted[row][happened.parents[row].index(end)], "rejected")
-            piece = decode([*committed, token])[len(decode(committed)) :]
-            add(token, "target" if own else "accepted")
+                drafted = happened.drafted[row][happened.parents[row].index(end)]
+                found.append(_visible(text_of(drafted), "rejected"))
+            kind = "target" if own else "accepted"
+            *ended, last = text_of(token).split("\n")
             committed.append(token)
-            if "\n" in piece:
-                found[-1] = Piece("⏎" * piece.count("\n"), found[-1].kind)
-                found.append(Piece("", "break"))
+            for line in ended:
+                found += [_visible(line + "\n", kind), Piece("", "break")]
+            if last or not ended:
+                found.append(_visible(last, kind))
     return found
 
 
@@ -53,44 +96,51 @@ def _layout(parts: Sequence[Piece]) -> list[list[tuple[int, Piece]]]:
     lines: list[list[tuple[int, Piece]]] = [[]]
     column = 0
     for part in parts:
-        if part.kind == "break" or (column and column + len(part.text) > COLUMNS):
+        if part.kind == "break" or (column and column + part.columns > COLUMNS):
             lines.append([])
             column = 0
         if part.kind != "break":
             lines[-1].append((column, part))
-            column += len(part.text)
-    return [line for line in lines if line]
+            column += part.columns
+    return lines if lines[-1] else lines[:-1]
 
 
-def _draw(axes: Axes, line: float, column: int, part: Piece) -> None:
+def _draw(axes: Axes, line: float, column: float, part: Piece) -> None:
+    """A token: in a filled box if accepted, in a dashed one if rejected, bold and underlined if the target's own."""
     colour = {"accepted": ACCEPTED, "rejected": REJECTED, "target": TARGET}[part.kind]
-    weight = "bold" if part.kind == "target" else "normal"
-    axes.text(column, line + 0.45, part.text, family=FONT, size=POINTS, va="center", color=colour, weight=weight,
+    wide = part.columns - 0.2
+    if part.kind == "target":
+        axes.plot((column + 0.1, column + 0.1 + wide), (line + 0.9, line + 0.9), lw=1.1, color=colour, clip_on=False)
+    else:
+        dashed: dict[str, Any] = dict(fc="none", ec=colour, ls=(0, (2, 1.5)))
+        look: dict[str, Any] = dict(fc="#D6E8F5", ec="none") if part.kind == "accepted" else dashed
+        axes.add_patch(Rectangle((column + 0.1, line + 0.09), wide, 0.82, lw=0.8, clip_on=False, **look))
+    axes.text(column + (part.columns - len(part.text)) / 2, line + 0.5, part.text, family=FONT, size=POINTS,
+              va="center_baseline", color=colour, weight="bold" if part.kind == "target" else "normal",
               parse_math=False)  # fmt: skip
-    ends = (column + 0.1, column + len(part.text) - 0.1)
-    if part.kind == "rejected":
-        axes.plot(ends, (line + 0.48, line + 0.48), lw=1.0, ls=(0, (2, 1)), color=colour, clip_on=False)
-    for height in {"accepted": (0.88,), "rejected": (), "target": (0.84, 0.94)}[part.kind]:
-        axes.plot(ends, (line + height, line + height), lw=0.9, color=colour, clip_on=False)
+
+
+def draw_legend(axes: Axes, parts: Iterable[Piece]) -> None:
+    """What the looks of a token mean, and the signs that occur in these."""
+    axes.set(xlim=(0, COLUMNS), ylim=(1, 0))
+    axes.set_axis_off()
+    column = 0
+    for kind, words in KINDS.items():
+        _draw(axes, 0, column, one := Piece(words, kind))
+        column += one.columns + 2
+    seen = {mark for part in parts for mark in part.marks}
+    words = "  ".join(f"{mark} {meaning}" for mark, meaning in MARKS.items() if mark in seen)
+    axes.text(COLUMNS, 0.5, words, family=FONT, size=POINTS - 2, va="center_baseline", ha="right", color=GREY)
 
 
 def draw_strip(axes: Axes, parts: Sequence[Piece]) -> None:
-    """Draw tokens line by line under a legend; colour is never the only sign."""
+    """Draw tokens line by line; colour is never the only sign."""
     lines = _layout(parts)
-    axes.set_xlim(0, COLUMNS)
-    axes.set_ylim(len(lines) + 1.4, 0)
+    axes.set(xlim=(0, COLUMNS), ylim=(len(lines), 0))
     axes.set_axis_off()
-    column = 0
-    for text, kind in (
-        ("accepted draft", "accepted"),
-        ("rejected draft", "rejected"),
-        ("target's own token", "target"),
-    ):
-        _draw(axes, 0, column, Piece(text, kind))
-        column += len(text) + 3
     for number, line in enumerate(lines):
         for column, part in line:
-            _draw(axes, number + 1.4, column, part)
+            _draw(axes, number, column, part)
 
 
 def _panel(figure: Figure, top: float, height: float, left: float, width: float) -> Axes:
@@ -99,52 +149,86 @@ def _panel(figure: Figure, top: float, height: float, left: float, width: float)
     return figure.add_axes((left / wide, 1 - (top + height) / high, width / wide, height / high))
 
 
+def _words(figure: Figure, top: float, words: str, **look) -> None:
+    wide, high = figure.get_size_inches()
+    figure.text(MARGIN_INCHES / wide, 1 - top / high, words, va="center", parse_math=False, **look)
+
+
 def _strip_inches(parts: Sequence[Piece]) -> float:
-    return LINE_INCHES * (len(_layout(parts)) + 1.4)
+    return LINE_INCHES * len(_layout(parts))
 
 
-def _add_strip(figure: Figure, top: float, parts: Sequence[Piece], title: str) -> float:
-    """A titled strip below `top`; how far down it reaches, in inches."""
-    axes = _panel(figure, top + 0.35, _strip_inches(parts), MARGIN_INCHES, COLUMNS * LETTER_INCHES)
-    axes.set_title(title, fontsize=10, loc="left")
-    draw_strip(axes, parts)
-    return top + 0.35 + _strip_inches(parts)
+def _add_strips(figure: Figure, top: float, strips: dict[str, list[Piece]]) -> None:
+    """Titled strips below `top`, under one legend."""
+    legend = _panel(figure, top, LINE_INCHES, MARGIN_INCHES, COLUMNS * LETTER_INCHES)
+    draw_legend(legend, [part for parts in strips.values() for part in parts])
+    top += LINE_INCHES
+    for title, parts in strips.items():
+        _words(figure, top + 0.62 * TITLE_INCHES, title, size=9.5)
+        top += TITLE_INCHES
+        draw_strip(_panel(figure, top, _strip_inches(parts), MARGIN_INCHES, COLUMNS * LETTER_INCHES), parts)
+        top += _strip_inches(parts)
+
+
+def _strips_inches(strips: dict[str, list[Piece]]) -> float:
+    return LINE_INCHES + sum(TITLE_INCHES + _strip_inches(parts) for parts in strips.values()) + 0.2
 
 
 def token_strip(out: Generation, decode: Callable[[Sequence[int]], str], row: int = 0, title: str = "") -> Figure:
     """One row's text, token by token: what was accepted, what was rejected, what the target said itself."""
-    parts = pieces(out, decode, row)
-    figure = Figure(figsize=(WIDTH_INCHES, 0.5 + _strip_inches(parts)), dpi=120)
-    _add_strip(figure, 0, parts, title or out.summary())
+    strips = {_short(title or out.summary(), MOST_TITLE): pieces(out, decode, row)}
+    figure = Figure(figsize=(WIDTH_INCHES, 0.15 + _strips_inches(strips)), dpi=120)
+    _add_strips(figure, 0.15, strips)
     return figure
 
 
-def demo_picture(
-    comparison: Comparison, decode: Callable[[Sequence[int]], str], caption: str, prompt: int = 0
-) -> Figure:
-    """Speed-up over plain decoding by strategy, and below it a strip for each strategy on one prompt."""
+def _draw_bars(axes: Axes, comparison: Comparison) -> None:
     entries = comparison.entries
-    strips = {e.name: pieces(comparison.generations[e.name][prompt], decode) for e in entries if e.alpha is not None}
-    bars_inches = 0.32 * len(entries)
-    high = 1.3 + bars_inches + sum(0.35 + _strip_inches(parts) for parts in strips.values())
-    figure = Figure(figsize=(WIDTH_INCHES, high), dpi=120)
-    figure.text(MARGIN_INCHES / WIDTH_INCHES, 1 - 0.2 / high, caption, fontsize=9, color="#555555", va="center")
-    bars = _panel(figure, 0.4, bars_inches, 3.2, WIDTH_INCHES - 3.4)
     speedups = [e.speedup for e in entries]
-    colours = [ACCEPTED if s >= 1 else REJECTED for s in speedups]
-    bars.barh([e.name for e in entries], speedups, color=colours, height=0.62)
-    bars.axvline(1, color="black", lw=0.8)
-    bars.invert_yaxis()
-    bars.set_xlim(0, max(1.2, *speedups) * 1.95)
-    bars.set_xlabel("speed-up over plain decoding in the same loop, times (below 1: slower)", fontsize=9)
-    bars.tick_params(labelsize=9)
-    bars.spines[["top", "right"]].set_visible(False)
-    for place, entry in enumerate(entries):
-        label = (
-            f"{entry.speedup:.2f}x, {entry.tokens_per_second:.1f} tokens/s, {entry.tokens_per_round:.2f} tokens a round"
-        )
-        bars.text(max(entry.speedup, 1) + 0.02, place, label, va="center", fontsize=8.5)
-    top = 1.0 + bars_inches
-    for name, parts in strips.items():
-        top = _add_strip(figure, top, parts, name)
+    labels = [f"{e.speedup:.2f}x, {e.tokens_per_second:.1f} tokens/s, {e.tokens_per_round:.2f} tokens a round"
+              for e in entries]  # fmt: skip
+    wide = axes.get_position().width * WIDTH_INCHES
+    limit = max(1, *speedups) * wide / (wide - 0.1 - LETTER_INCHES * max(map(len, labels)))  # room for the labels
+    axes.barh(range(len(entries)), speedups, color=[ACCEPTED if s >= 1 else REJECTED for s in speedups], height=0.62)
+    axes.set_yticks(range(len(entries)), [_short(e.name, MOST_LABEL) for e in entries], parse_math=False)
+    axes.axvline(1, color="black", lw=0.8)
+    axes.invert_yaxis()
+    axes.set_xlim(0, limit)
+    axes.set_xlabel("speed-up over plain decoding in the same loop, times (below 1: slower)", fontsize=9)
+    axes.tick_params(labelsize=9)
+    axes.spines[["top", "right"]].set_visible(False)
+    for place, (e, label) in enumerate(zip(entries, labels, strict=True)):
+        axes.text(max(e.speedup, 1) + 0.012 * limit, place, label, va="center", fontsize=8.5)
+
+
+def _short(text: str, most: int) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def demo_picture(
+    comparison: Comparison, decode: Callable[[Sequence[int]], str], caption: str, prompt: int = 0, asked: str = ""
+) -> Figure:
+    """Speed-up over plain decoding by strategy, and below it a strip for each strategy on one prompt.
+
+    asked: what that prompt is called or says, for the heading of the strips.
+    """
+    strips = {}
+    for name, outs in comparison.generations.items():
+        out = outs[prompt]
+        if out.drafted:
+            rates = (
+                f"{out.accepted} of {out.drafted} drafted tokens accepted, {out.tokens_per_round:.2f} tokens a round"
+            )
+            strips[_short(f"{_short(name, MOST_LABEL)}: {rates}", MOST_TITLE)] = pieces(out, decode)
+    bars_inches = 0.32 * len(comparison.entries)
+    high = 1.55 + bars_inches + _strips_inches(strips)
+    figure = Figure(figsize=(WIDTH_INCHES, high), dpi=120)
+    _words(figure, 0.2, caption, size=9, color=GREY)
+    left = 0.35 + LABEL_INCHES * min(MOST_LABEL, max(len(e.name) for e in comparison.entries))
+    _draw_bars(_panel(figure, 0.4, bars_inches, left, WIDTH_INCHES - left - 0.2), comparison)
+    top = 1.2 + bars_inches
+    heading = textwrap.shorten(f"Token by token, {asked or f'prompt {prompt}'}", 88, placeholder=" …")
+    _words(figure, top, heading, size=10, weight="bold")
+    _add_strips(figure, top + 0.25, strips)
     return figure
