@@ -4,6 +4,7 @@ import logging
 
 from labkit.acceptance import Match, Rejection, Typical
 from labkit.backbone import Backbone
+from labkit.calibration import agreement, calibrate
 from labkit.compare import Comparison
 from labkit.decoding import Round
 from labkit.draft import Draft, Partial
@@ -44,8 +45,10 @@ __all__ = [
     "TopK",
     "Typical",
     "Window",
+    "agreement",
     "below",
     "best_tree",
+    "calibrate",
     "classifier",
     "confidence",
     "fetch",

@@ -26,7 +26,8 @@ class Options:
     Greedy unless sampling is asked for, by `do_sample=True` or by a temperature above 0, `top_k`, `top_p`, `min_p`
     or `typical_p`; sampling settings in the model's generation config are not taken over, but
     its penalties are, as transformers applies them to greedy decoding too. `seed`: an int (row b
-    gets seed + b) or one for each row. `early_exit=E`: decode with the first E layers only (lossy).
+    gets seed + b) or one for each row. `early_exit`: decode with the first E layers only, or leave
+    them by a rule (labkit.exits), tested at `exit_layers`: lossy.
     `acceptance`: labkit.Match() (default), labkit.Rejection(), or the lossy labkit.Typical(). The last four are
     transformers' spellings of EarlyExit(assistant_early_exit, max_draft=num_assistant_tokens) and
     PromptLookup(max_matching_ngram_size, max_draft=prompt_lookup_num_tokens).
@@ -80,6 +81,11 @@ class Options:
         if options.do_sample and options.temperature == 0:
             raise LabkitError(
                 "do_sample=True contradicts temperature=0; write a temperature above 0, or do_sample=False"
+            )
+        if options.exit_layers is not None and not callable(options.early_exit):
+            raise LabkitError(
+                f"exit_layers={options.exit_layers!r} says where a rule is tested, and early_exit={options.early_exit!r} "
+                "is none; write for example early_exit=labkit.confidence(0.9), or leave exit_layers out"
             )
         if options.acceptance is not None and not isinstance(options.acceptance, Acceptance):
             raise LabkitError(
