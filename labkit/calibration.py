@@ -15,7 +15,6 @@ import torch
 
 from labkit.compare import as_html, as_text
 from labkit.draft import Draft
-from labkit.drafters import Plain
 from labkit.errors import LabkitError
 from labkit.lab import Lab, _Run
 from labkit.prompts import read_prompts

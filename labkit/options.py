@@ -84,8 +84,9 @@ class Options:
             )
         if options.exit_layers is not None and not callable(options.early_exit):
             raise LabkitError(
-                f"exit_layers={options.exit_layers!r} says where a rule is tested, and early_exit={options.early_exit!r} "
-                "is none; write for example early_exit=labkit.confidence(0.9), or leave exit_layers out"
+                f"exit_layers={options.exit_layers!r} says where a rule is tested, and "
+                f"early_exit={options.early_exit!r} is none; write for example early_exit=labkit.confidence(0.9), or "
+                "leave exit_layers out"
             )
         if options.acceptance is not None and not isinstance(options.acceptance, Acceptance):
             raise LabkitError(
