@@ -171,6 +171,7 @@ class Leaving:
         some = every = False
         if start > 0 and cache.left is not None:
             left = cache.left.gather(1, slots)
+            left = torch.where(left > start, 0, left)  # a draft may have gone deeper than where it is resumed
             some, every = self._ask(left, cache)
         at = start
         for depth in [d for d in self.depths if start < d < stop] + [stop]:
