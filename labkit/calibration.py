@@ -11,14 +11,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from labkit.compare import as_html, as_text
-from labkit.draft import Draft
 from labkit.errors import LabkitError
 from labkit.lab import Lab, _Run
+from labkit.lossy import told_agreement
 from labkit.prompts import read_prompts
-from labkit.protocol import Context, Drafter
+from labkit.protocol import Drafter
 
 GRID = 10_000
 """What is searched for in [0, 1] is found to one in so many."""
@@ -50,74 +48,6 @@ def _binomial_tail(most: int, n: int, p: float) -> float:
 def passing(p_values: Sequence[float], level: float) -> int:
     """How many hypotheses fixed-order testing rejects: those before the first p-value above `level`."""
     return next((at for at, p in enumerate(p_values) if p > level), len(p_values))
-
-
-@dataclass(frozen=True)
-class Agreement:
-    """How far a lossy target says what the full model says; one entry a prompt.
-
-    shares: of the positions of the full model's greedy text, those at which both say the same token. depths: the mean
-    number of layers that the positions were read after. tokens: the positions.
-    """
-
-    shares: list[float]
-    depths: list[float]
-    tokens: list[int]
-
-    @property
-    def mean(self) -> float:
-        """Mean share over prompts."""
-        return statistics.fmean(self.shares)
-
-    @property
-    def depth(self) -> float:
-        """Mean exit depth over prompts."""
-        return statistics.fmean(self.depths)
-
-    def __str__(self) -> str:
-        return f"agreement {self.mean:.3f} over {len(self.shares)} prompts, read after {self.depth:.1f} layers"
-
-
-@dataclass(frozen=True)
-class _Told(Drafter):
-    """Proposes a text that is known."""
-
-    text: tuple[int, ...]
-
-    @property
-    def nodes(self) -> int:
-        return len(self.text)
-
-    def propose(self, state: Any, context: Context) -> Draft:
-        return Draft.chain(torch.tensor([self.text], dtype=torch.long, device=context.n.device))
-
-
-def agreement(
-    lab: Lab, prompts: Any, early_exit: Any, *, exit_layers: Sequence[int] | None = None, max_new_tokens: int = 64
-) -> Agreement:
-    """Where decoding with an early exit, led along the full model's own greedy text, says the same token.
-
-    early_exit: a number of layers, or a rule (labkit.exits) tested at `exit_layers`. One pass a prompt: the lossy
-    target verifies the text. In float32 even the full depth may miss a near-tie, since batched rows round differently.
-    """
-    if early_exit is None:
-        raise LabkitError("got early_exit=None; write a number of layers, or a rule such as labkit.confidence(0.9)")
-    rows = read_prompts(prompts, None, lab.tokenizer, lab.backbone.vocab).rows
-    _Run(lab, rows, None, dict(early_exit=early_exit, exit_layers=exit_layers, max_new_tokens=max_new_tokens))
-    texts = [lab.generate(row, max_new_tokens=max_new_tokens).tokens[0] for row in rows]
-    return _agreement(lab, rows, texts, early_exit, exit_layers)
-
-
-def _agreement(lab: Lab, rows: Sequence, texts: Sequence, early_exit: Any, exit_layers: Any) -> Agreement:
-    shares, depths = [], []
-    for row, text in zip(rows, texts, strict=True):
-        options = dict(early_exit=early_exit, exit_layers=exit_layers, max_new_tokens=len(text))
-        run = _Run(lab, row, _Told(tuple(text[:-1])), options)
-        said = next(run.rounds()).target[0]
-        left = run.session.left()
-        shares.append(statistics.fmean(a == b for a, b in zip(said, text, strict=True)))
-        depths.append(run.target.depth if left is None else left.double().mean().item())
-    return Agreement(shares, depths, [len(text) for text in texts])
 
 
 @dataclass(frozen=True)
@@ -187,8 +117,9 @@ class Calibration:
 
     def notes(self) -> list[str]:
         """The result in words, and what so many prompts cost."""
-        n, sure, name = self.prompts, f"{self.confidence:.0%} confidence", getattr(self.bound, "__name__", "the bound")
-        found = f"{self.threshold!r} is kept: {self.measure} of at least {self.target:g} on such prompts, with {sure}"
+        n, sure, name = self.prompts, f"{100 * self.confidence:g}%", getattr(self.bound, "__name__", "the bound")
+        found = f"{self.threshold!r} is kept: {self.measure} of at least {self.target:g} on such prompts, with {sure} "
+        found += "confidence"
         if self.threshold is None and self.allowed is None:
             fits = lambda count: self.bound(0.0, count, self.tolerance) <= self.level  # noqa: E731
             least = bisect.bisect_left(range(1 << 30), True, lo=1, key=fits)
@@ -199,7 +130,7 @@ class Calibration:
             found += "; no target would have been reachable" if self.reachable is None else (
                 f"; reachable with it would have been target={self.reachable:.4g}")  # fmt: skip
         allowed = "none passes" if self.allowed is None else f"up to {self.allowed:.3f} passes"
-        cost = f"with {n} prompts Hoeffding at {self.confidence:.0%} costs ±{self.hoeffding_cost:.2f}; of mean risks, "
+        cost = f"with {n} prompts Hoeffding at {sure} costs ±{self.hoeffding_cost:.2f}; of mean risks, "
         return [found, f"{cost}{allowed} here ({name}, tolerance {self.tolerance:.3g})"]
 
     def cells(self) -> list[list[str]]:
@@ -268,7 +199,7 @@ def calibrate(
     for number, (threshold, one) in enumerate(zip(thresholds, made, strict=True), 1):
         progress(f"threshold {number} of {len(made)}: {threshold!r}")
         if lossy:
-            found = _agreement(lab, rows, texts, one, exit_layers)
+            found = told_agreement(lab, rows, texts, one, exit_layers)
             risks, gives = [1 - share for share in found.shares], found.depth
         else:
             outs = [lab.generate(row, one, max_new_tokens=max_new_tokens) for row in rows]

@@ -19,10 +19,17 @@ PROMPTS = [[3, 14, 15, 9, 26, 5, 35], [8], [58, 9, 7, 9, 3, 2, 3, 8, 4, 6, 2, 6]
 RULES = {
     "confidence": (labkit.confidence(0.4), None),
     "margin at two depths": (labkit.margin(0.3), (1, 3)),
-    "saturation": (labkit.saturation(0.75), (2, 3)),
+    "saturation": (labkit.saturation(0.75), (1, 3)),
     "decaying": (labkit.confidence(labkit.exits.decaying(0.5, rate=4, length=4)), (1, 2)),
 }
 _labs: dict = {}
+
+
+def odd(layer, before, after, logits, step):
+    return (step % 2 == 1) & (layer == 2)
+
+
+RULES["every other token"] = (odd, None)
 
 
 def lab_of(family="llama"):
@@ -343,7 +350,12 @@ def test_calibrating_a_drafter():
         outs = [lab.generate(prompt, make(row.threshold), max_new_tokens=COUNT) for prompt in prompts]
         assert row.risks == [1 - out.acceptance_rate if out.drafted else 0.0 for out in outs]
         assert row.gives == pytest.approx(sum(o.new_tokens for o in outs) / sum(len(o.rounds) for o in outs))
-    assert any(out.drafted == 0 for out in outs) or found.tested[1].risk > 0
+    assert found.tested[1].risk > 0
+
+
+def test_nothing_drafted_wastes_nothing():
+    found = calibrate(lab_of(), PROMPTS, lambda t: labkit.Plain(), [1], target=0.3, max_new_tokens=4)
+    assert found.tested[0].risks == [0.0] * 3 and found.tested[0].gives == 1
 
 
 def example(risks, target=0.8, bound=hoeffding, confidence=0.9):
