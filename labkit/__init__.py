@@ -4,6 +4,7 @@ import logging
 
 from labkit.acceptance import Match, Rejection, Typical
 from labkit.backbone import Backbone
+from labkit.calibration import calibrate
 from labkit.compare import Comparison
 from labkit.decoding import Round
 from labkit.draft import Draft, Partial
@@ -13,6 +14,7 @@ from labkit.exits import classifier, confidence, margin, saturation
 from labkit.heads import Medusa, MLPSpeculator, best_tree, head_accuracies, load_heads, save_heads
 from labkit.lab import Lab, Token, load
 from labkit.loading import fetch
+from labkit.lossy import agreement
 from labkit.protocol import Context, Drafter, never
 from labkit.session import Session
 from labkit.trace import Generation
@@ -44,8 +46,10 @@ __all__ = [
     "TopK",
     "Typical",
     "Window",
+    "agreement",
     "below",
     "best_tree",
+    "calibrate",
     "classifier",
     "confidence",
     "fetch",

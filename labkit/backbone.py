@@ -110,7 +110,7 @@ class Backbone:
 
     def cut(self, layers: Any) -> "Backbone":
         """The same model ending after its first `layers` layers: the target of static early exit."""
-        self.check_exit(layers, "early_exit")
+        self.check_exit(layers, "early_exit", ", or a rule such as labkit.confidence(0.9)")
         cut = copy.copy(self)
         cut.depth = layers
         return cut
@@ -120,7 +120,7 @@ class Backbone:
 
         Tested at `layers` (depths; default every one). Prompts still go through all layers. See labkit.exits.
         """
-        depths = check_depths(layers, self.depth)
+        depths = check_depths(layers, self.depth, "exit_layers")
         other = copy.copy(self)
         other._course, other._prompts = Leaving(self, self.holding(), rule, depths), self
         return other
@@ -146,12 +146,12 @@ class Backbone:
         other._views, other._held = {}, None
         return other
 
-    def check_exit(self, exit: Any, name: str = "exit") -> None:
+    def check_exit(self, exit: Any, name: str = "exit", instead: str = "") -> None:
         """Raise LabkitError unless 1 <= exit <= depth."""
         if isinstance(exit, bool) or not isinstance(exit, int) or not 1 <= exit <= self.depth:
             raise LabkitError(
                 f"{name}={exit!r}, but the model has {self.depth} layers; write an int from 1 to {self.depth} "
-                f"({name}={self.depth} runs the whole model)"
+                f"({name}={self.depth} runs the whole model){instead}"
             )
 
     def cache(self, batch: int, capacity: int, taps=()) -> SlotCache:

@@ -99,22 +99,30 @@ class Comparison:
         ]  # fmt: skip
 
     def __str__(self) -> str:
-        cells = self.cells()
-        widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))]
-        lines = [
-            "  ".join(
-                cell.ljust(w) if i in (0, 5) else cell.rjust(w)
-                for i, (cell, w) in enumerate(zip(row, widths, strict=True))
-            )
-            for row in cells
-        ]
-        return "\n".join([lines[0].rstrip(), "-" * len(lines[0]), *(x.rstrip() for x in lines[1:]), *self.notes])
+        return as_text(self.cells(), self.notes)
 
     def _repr_html_(self) -> str:
-        cells = [[html.escape(cell) for cell in row] for row in self.cells()]
-        row = lambda tag, values: "<tr>" + "".join(f"<{tag}>{v}</{tag}>" for v in values) + "</tr>"  # noqa: E731
-        notes = "".join(f"<p>{html.escape(note)}</p>" for note in self.notes)
-        return f"<table>{row('th', cells[0])}{''.join(row('td', c) for c in cells[1:])}</table>{notes}"
+        return as_html(self.cells(), self.notes)
+
+
+def as_text(cells: Sequence[Sequence[str]], notes: Sequence[str]) -> str:
+    """A table, heading first, with words in its first and last column and numbers between, and notes below it."""
+    widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))]
+    lines = [
+        "  ".join(
+            cell.ljust(w) if i in (0, len(widths) - 1) else cell.rjust(w)
+            for i, (cell, w) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in cells
+    ]
+    return "\n".join([lines[0].rstrip(), "-" * len(lines[0]), *(x.rstrip() for x in lines[1:]), *notes])
+
+
+def as_html(cells: Sequence[Sequence[str]], notes: Sequence[str]) -> str:
+    """The same for a notebook."""
+    row = lambda tag, values: "<tr>" + "".join(f"<{tag}>{html.escape(v)}</{tag}>" for v in values) + "</tr>"  # noqa: E731
+    below = "".join(f"<p>{html.escape(note)}</p>" for note in notes)
+    return f"<table>{row('th', cells[0])}{''.join(row('td', c) for c in cells[1:])}</table>{below}"
 
 
 def caveats(rule: Acceptance, sampling: bool, early_exit: int | None, depth: int) -> list[str]:

@@ -112,20 +112,20 @@ class classifier:
 
 
 def check_rule(rule: Any, name: str) -> None:
-    """Raise LabkitError unless `rule` can be called."""
-    if not callable(rule):
+    """Raise LabkitError unless `rule` can be called; a class such as `confidence` still wants its threshold."""
+    if not callable(rule) or isinstance(rule, type):
         raise LabkitError(f"got {name}={rule!r}; write a layer's number, or a rule such as labkit.confidence(0.9)")
 
 
-def check_depths(layers: Any, depth: int) -> tuple[int, ...]:
+def check_depths(layers: Any, depth: int, name: str = "layers") -> tuple[int, ...]:
     """The depths at which a rule is tested on a model of `depth` layers, in order; the last layer needs no test."""
     if layers is None:
         return tuple(range(1, depth))
     if isinstance(layers, str) or not isinstance(layers, Sequence) or not layers:
-        raise LabkitError(f"got layers={layers!r}; write depths from 1 to {depth}, such as (8, 16, 24)")
+        raise LabkitError(f"got {name}={layers!r}; write depths from 1 to {depth}, such as (8, 16, 24)")
     wrong = [d for d in layers if isinstance(d, bool) or not isinstance(d, int) or not 1 <= d <= depth]
     if wrong:
-        raise LabkitError(f"got layers={tuple(layers)} with {wrong[0]!r}; the target has depths 1 to {depth}")
+        raise LabkitError(f"got {name}={tuple(layers)} with {wrong[0]!r}; the target has depths 1 to {depth}")
     return tuple(sorted({d for d in layers if d < depth}))
 
 
@@ -171,6 +171,7 @@ class Leaving:
         some = every = False
         if start > 0 and cache.left is not None:
             left = cache.left.gather(1, slots)
+            left = torch.where(left > start, 0, left)  # a draft may have gone deeper than where it is resumed
             some, every = self._ask(left, cache)
         at = start
         for depth in [d for d in self.depths if start < d < stop] + [stop]:

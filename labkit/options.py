@@ -104,6 +104,12 @@ class Options:
             raise LabkitError(
                 "do_sample=True contradicts temperature=0; write a temperature above 0, or do_sample=False"
             )
+        if options.exit_layers is not None and not callable(options.early_exit):
+            raise LabkitError(
+                f"exit_layers={options.exit_layers!r} says where a rule is tested, and "
+                f"early_exit={options.early_exit!r} is none; write for example early_exit=labkit.confidence(0.9), or "
+                "leave exit_layers out"
+            )
         if options.acceptance is not None and not isinstance(options.acceptance, Acceptance):
             raise LabkitError(
                 f"acceptance={options.acceptance!r}; write labkit.Match(), labkit.Rejection() or labkit.Typical()"

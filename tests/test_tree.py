@@ -17,7 +17,7 @@ LAYERS = [
     {"acceptance", "costs", "warp", "stopping", "drafters", "decoding"},
     {"prompts", "options", "trace", "compare", "loading", "lab"},
     {"doctor"},
-    {"bench", "replay", "integrations", "training"},
+    {"bench", "lossy", "calibration", "replay", "integrations", "training"},
     {"view"},
     {"cli", "__main__"},
     {""},
