@@ -7,7 +7,18 @@ from labkit.backbone import Backbone
 from labkit.compare import Comparison
 from labkit.decoding import Round
 from labkit.draft import Draft, Partial
-from labkit.drafters import DraftModel, EarlyExit, Heads, Plain, PromptLookup, TopK, Window, below
+from labkit.drafters import (
+    DraftModel,
+    EarlyExit,
+    Heads,
+    Plain,
+    PromptLookup,
+    SkipLayers,
+    TopK,
+    Window,
+    below,
+    search_skips,
+)
 from labkit.errors import LabkitError
 from labkit.exits import classifier, confidence, margin, saturation
 from labkit.heads import Medusa, MLPSpeculator, best_tree, head_accuracies, load_heads, save_heads
@@ -40,6 +51,7 @@ __all__ = [
     "Rejection",
     "Round",
     "Session",
+    "SkipLayers",
     "Token",
     "TopK",
     "Typical",
@@ -56,4 +68,5 @@ __all__ = [
     "never",
     "saturation",
     "save_heads",
+    "search_skips",
 ]

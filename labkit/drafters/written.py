@@ -7,10 +7,13 @@ from labkit.drafters.early_exit import EarlyExit
 from labkit.drafters.lookup import PromptLookup
 from labkit.drafters.model import DraftModel
 from labkit.drafters.plain import Plain
+from labkit.drafters.skip import SkipLayers
 from labkit.errors import LabkitError
 from labkit.protocol import Drafter
 
-STRATEGIES: dict[str, type[Drafter]] = {cls.__name__: cls for cls in (Plain, PromptLookup, DraftModel, EarlyExit)}
+STRATEGIES: dict[str, type[Drafter]] = {
+    cls.__name__: cls for cls in (Plain, PromptLookup, DraftModel, EarlyExit, SkipLayers)
+}
 
 
 def read_strategy(text: str, load=None) -> Drafter:
