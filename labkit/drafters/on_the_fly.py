@@ -52,7 +52,7 @@ class Skipping:
         self._random = Random(0 if self.search is None else self.search.seed)
 
     def look_around(self) -> None:
-        """Where there is a search and it is time: score a neighbour of the set on the same text, and keep the better."""
+        """Where a search is due: score a neighbour of the set on the same text, and keep the better."""
         self.rounds += 1
         if self.search is None or self.rounds % self.search.every:
             return

@@ -53,6 +53,7 @@ class SubLayers:
         return target.for_prompts.substituted(substitute)
 
 
+@torch.inference_mode()
 def agreement(session: Session, drafting: Backbone, count: int) -> Tensor:
     """How many of the last `count` committed tokens `drafting` would have said, and how many of them there are: (2,).
 
