@@ -204,7 +204,7 @@ def test_search_finds_better_sets_and_repeats_itself():
 @pytest.mark.parametrize("options", [{}, {"temperature": 0.9, "seed": 4}], ids=["greedy", "sampled"])
 def test_on_the_fly(prompts, options, caplog):
     """The text is plain, and each scoring is one copy more; with more rows to score than there is text, too."""
-    lab, drafter = lab_of("llama", 8), SkipLayers(max_draft=2, search=OnTheFly(3, 0.2, count=50, enough=1.0))
+    lab, drafter = lab_of("llama", 8), SkipLayers(max_draft=2, search=OnTheFly(3, 0.2, count=50, enough=1.0, seed=1))
     plain = lab.generate(prompts, max_new_tokens=24, **options)
     with caplog.at_level(logging.INFO, "labkit"):
         out = watched(lab, prompts, drafter, max_new_tokens=24, **options)
