@@ -129,10 +129,9 @@ class Session:
         shown = self._slots[:, : self._width(max(self.lengths) - 1 + count)]
         scratch = shown >= pending
         at = torch.where(scratch, shown - count, shown)
-        visible = (at >= 0) & (scratch | (shown < pending - count))
-        visible = visible[:, None] & (at[:, None] <= positions[:, :, None]) | (
-            ~real[:, :, None] & (shown == 0)[:, None]
-        )
+        known = (at >= 0) & (scratch | (shown < pending - count))
+        visible = known[:, None] & (at[:, None] <= positions[:, :, None])
+        visible = visible | (~real[:, :, None] & (shown == 0)[:, None])
         slots, positions = torch.where(real, slots, self.capacity), torch.where(real, positions, 0)
         return Rows(slots, positions, self.backbone.mask(visible, positions, at))
 
