@@ -8,7 +8,18 @@ from labkit.calibration import calibrate
 from labkit.compare import Comparison
 from labkit.decoding import Round
 from labkit.draft import Draft, Partial
-from labkit.drafters import DraftModel, EarlyExit, Heads, Plain, PromptLookup, TopK, Window, below
+from labkit.drafters import (
+    DraftModel,
+    EarlyExit,
+    Heads,
+    Plain,
+    PromptLookup,
+    SkipLayers,
+    TopK,
+    Window,
+    below,
+    search_skips,
+)
 from labkit.errors import LabkitError
 from labkit.exits import classifier, confidence, margin, saturation
 from labkit.heads import Medusa, MLPSpeculator, best_tree, head_accuracies, load_heads, save_heads
@@ -42,6 +53,7 @@ __all__ = [
     "Rejection",
     "Round",
     "Session",
+    "SkipLayers",
     "Token",
     "TopK",
     "Typical",
@@ -60,4 +72,5 @@ __all__ = [
     "never",
     "saturation",
     "save_heads",
+    "search_skips",
 ]

@@ -115,6 +115,26 @@ class Session:
         steps = torch.arange(first - 1, first - 1 + count, device=self.n.device)
         return self._causal(self.n[:, None] + steps, max(self.lengths) + first + count - 1, None)
 
+    def again(self, count: int) -> Rows:
+        """The last `count` tokens before the pending one once more, in scratch slots from the pending one on.
+
+        Row i of a text of n tokens is the token at position n-1-count+i, in slot n-1+i. It sees the committed slots
+        below the first of these rows, and the rows before it in their scratch slots. Where a text is shorter, the first
+        rows are padding. Needs count-1 slots above the pending one; committed slots and taps are left as they are.
+        """
+        pending = self.n[:, None] - 1
+        slots = pending + self._slots[:, :count]
+        positions = slots - count
+        real = positions >= 0
+        shown = self._slots[:, : self._width(max(self.lengths) - 1 + count)]
+        scratch = shown >= pending
+        at = torch.where(scratch, shown - count, shown)
+        known = (at >= 0) & (scratch | (shown < pending - count))
+        visible = known[:, None] & (at[:, None] <= positions[:, :, None])
+        visible = visible | (~real[:, :, None] & (shown == 0)[:, None])
+        slots, positions = torch.where(real, slots, self.capacity), torch.where(real, positions, 0)
+        return Rows(slots, positions, self.backbone.mask(visible, positions, at))
+
     def tree(self, draft: Draft) -> Rows:
         """All rows of a draft: the pending token and every node, each seeing its own ancestors only."""
         if draft.is_chain:

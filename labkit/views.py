@@ -223,10 +223,19 @@ class ZeroRow(Zeros):
         return hidden_states.new_zeros((*hidden_states.shape[:-1], self.width))
 
 
+@functools.cache
+def outputs_of(layer_class: type, name: str) -> int:
+    """How many things a class of decoder layer takes from the sub-layer that it calls by this name."""
+    call = re.search(rf"([\w, ]+?) = self\.{name}\(", inspect.getsource(inspect.unwrap(layer_class.forward)))
+    return 1 if call is None else call[1].count(",") + 1
+
+
 def without(layer: nn.Module, *, attention: bool = False, mlp: bool = False) -> nn.Module:
-    """The layer with its attention or its MLP skipped: its residual stream passes that sub-layer unchanged."""
+    """The layer with its attention or its MLP skipped: its residual stream passes that sub-layer unchanged.
+
+    Norms before and after it still run; a norm after it makes nothing of zeros, unless it has a bias.
+    """
     view = bare(layer)
-    source = inspect.getsource(inspect.unwrap(type(layer).forward))
     names = [attention_of(layer)] if attention else []
     if mlp:
         found = child(layer, MLPS)
@@ -235,10 +244,9 @@ def without(layer: nn.Module, *, attention: bool = False, mlp: bool = False) -> 
         names.append(found)
     for name in names:
         if name == "fc2":
-            view._modules[name] = ZeroRow(getattr(layer, name).out_features)
+            view._modules["fc1"], view._modules[name] = Same(), ZeroRow(getattr(layer, name).out_features)
         else:
-            call = re.search(rf"([\w, ]+?) = self\.{name}\(", source)
-            view._modules[name] = Zeros(1 if call is None else call[1].count(",") + 1)
+            view._modules[name] = Zeros(outputs_of(type(layer), name))
     rehook(layer, view)
     return view
 

@@ -11,7 +11,7 @@ from scripted import RandomTree, Replay, accepted_lengths, reference, shaken, wa
 
 import labkit
 from labkit import Drafter, MLPSpeculator
-from labkit.drafters import DraftModel, EarlyExit, Heads, Plain, PromptLookup
+from labkit.drafters import DraftModel, EarlyExit, Heads, OnTheFly, Plain, PromptLookup, SkipLayers
 from labkit.heads import Affine, DraftVocabulary, Kangaroo
 
 PROMPTS = [[3, 14, 15, 9, 26, 5, 35], [8], [58, 9, 7, 9, 3, 2, 3, 8, 4, 6, 2, 6]]
@@ -53,6 +53,9 @@ STRATEGIES = {
     "draft vocabulary": lambda model, texts: EarlyExit(
         2, 3, head=DraftVocabulary.of(labkit.Backbone(model), range(0, 61, 2))
     ),
+    "SkipLayers": lambda model, texts: SkipLayers((1, 3), (2,), max_draft=3),
+    "SkipLayers (nothing)": lambda model, texts: SkipLayers(max_draft=3),
+    "SkipLayers (on the fly)": lambda model, texts: SkipLayers(max_draft=2, search=OnTheFly(every=1, count=6)),
     "chain, sometimes right": lambda model, texts: Replay(PROMPTS, texts, 4, accepted_lengths(4)),
     "chain, never right": lambda model, texts: Replay(PROMPTS, texts, 3, (0,)),
     "chain, always right": lambda model, texts: Replay(PROMPTS, texts, 3, (99,)),
@@ -63,6 +66,7 @@ EVERY_FAMILY = [
     "exit rule, projected",
     "exit rule and window",
     "top keys",
+    "SkipLayers",
     "Plain",
     "EarlyExit",
     "random trees",
@@ -90,7 +94,7 @@ def test_text_and_cache(family, strategy):
     assert out.tokens == texts
     alone = lab.generate(PROMPTS[0], STRATEGIES[strategy](lab.model, texts), max_new_tokens=COUNT)
     assert alone.tokens == texts[:1]
-    if strategy in ("EarlyExit (all layers)", "DraftModel (itself)", "chain, always right"):
+    if strategy in ("EarlyExit (all layers)", "DraftModel (itself)", "SkipLayers (nothing)", "chain, always right"):
         assert out.acceptance_rate == 1.0 and out.rejections == 0
     if strategy == "chain, never right":
         assert out.acceptance_rate == 0 and out.tokens_per_round == 1

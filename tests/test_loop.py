@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from transformers import StoppingCriteria
 
 import labkit
-from labkit import Drafter, DraftModel, EarlyExit, Heads, Plain, PromptLookup, decoding
+from labkit import Drafter, DraftModel, EarlyExit, Heads, Plain, PromptLookup, SkipLayers, decoding
 from labkit.heads import Affine, DraftVocabulary, Kangaroo
 from labkit.lab import _Run
 
@@ -59,6 +59,7 @@ STRATEGIES = {
     "EarlyExit": lambda prompts, texts: EarlyExit(2, max_draft=3),
     "EarlyExit (share=False)": lambda prompts, texts: EarlyExit(2, max_draft=3, share=False),
     "DraftModel": lambda prompts, texts: DraftModel(small_model(), max_draft=3),
+    "SkipLayers": lambda prompts, texts: SkipLayers((1,), (2,), max_draft=3),
     "Heads (chain)": lambda prompts, texts: Heads(some_heads(), top_k=(1, 1, 1)),
     "Heads (product tree)": lambda prompts, texts: Heads(some_heads(), top_k=(3, 2, 2), candidates=4),
     "Heads (fixed tree)": lambda prompts, texts: Heads(some_heads(), tree=[(0,), (1,), (0, 0), (0, 1), (1, 0)]),

@@ -6,6 +6,23 @@ from labkit.drafters.heads import Heads
 from labkit.drafters.kv import Full, TopK, Window
 from labkit.drafters.lookup import PromptLookup
 from labkit.drafters.model import DraftModel
+from labkit.drafters.on_the_fly import OnTheFly
 from labkit.drafters.plain import Plain
+from labkit.drafters.skip import SkipLayers
+from labkit.drafters.skip_search import FoundSkips, search_skips
 
-__all__ = ["DraftModel", "EarlyExit", "Full", "Heads", "Plain", "PromptLookup", "TopK", "Window", "below"]
+__all__ = [
+    "DraftModel",
+    "EarlyExit",
+    "FoundSkips",
+    "Full",
+    "Heads",
+    "OnTheFly",
+    "Plain",
+    "PromptLookup",
+    "SkipLayers",
+    "TopK",
+    "Window",
+    "below",
+    "search_skips",
+]
