@@ -7,7 +7,21 @@ from labkit.backbone import Backbone
 from labkit.compare import Comparison
 from labkit.decoding import Round
 from labkit.draft import Draft, Partial
-from labkit.drafters import DraftModel, EarlyExit, Heads, Plain, PromptLookup, TopK, Window, below
+from labkit.drafters import (
+    Adaptive,
+    AtMost,
+    DraftModel,
+    EarlyExit,
+    Fallback,
+    Heads,
+    Plain,
+    PromptLookup,
+    TopK,
+    Union,
+    Until,
+    Window,
+    below,
+)
 from labkit.errors import LabkitError
 from labkit.exits import classifier, confidence, margin, saturation
 from labkit.heads import Medusa, MLPSpeculator, best_tree, head_accuracies, load_heads, save_heads
@@ -20,6 +34,8 @@ from labkit.trace import Generation
 logging.getLogger("labkit").addHandler(logging.NullHandler())
 
 __all__ = [
+    "Adaptive",
+    "AtMost",
     "Backbone",
     "Comparison",
     "Context",
@@ -27,6 +43,7 @@ __all__ = [
     "DraftModel",
     "Drafter",
     "EarlyExit",
+    "Fallback",
     "Generation",
     "Heads",
     "Lab",
@@ -43,6 +60,8 @@ __all__ = [
     "Token",
     "TopK",
     "Typical",
+    "Union",
+    "Until",
     "Window",
     "below",
     "best_tree",
