@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from transformers import StoppingCriteria
 
 import labkit
-from labkit import Drafter, DraftModel, EarlyExit, Heads, Plain, PromptLookup, decoding
+from labkit import AtMost, Drafter, DraftModel, EarlyExit, Heads, Plain, PromptLookup, Union, Until, decoding, never
 from labkit.lab import _Run
 
 PROMPTS = [[3, 14, 15, 9, 26, 5, 35], [8], [58, 9, 7, 9, 3, 2, 3, 8, 4, 6, 2, 6]]
@@ -63,6 +63,8 @@ STRATEGIES = {
     "Heads (fixed tree)": lambda prompts, texts: Heads(some_heads(), tree=[(0,), (1,), (0, 0), (0, 1), (1, 0)]),
     "chain": lambda prompts, texts: Replay(prompts, texts, 4, accepted_lengths(4)),
     "trees": lambda prompts, texts: RandomTree(prompts, texts, taps=(1, -1)),
+    "Union": lambda prompts, texts: Union(EarlyExit(2, 3), Heads(some_heads(), top_k=(3, 2, 2), candidates=4)),
+    "Until(never)": lambda prompts, texts: AtMost(3, Until(never, EarlyExit(2, max_draft=4))),
 }
 every_strategy = pytest.mark.parametrize("strategy", STRATEGIES)
 

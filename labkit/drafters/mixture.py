@@ -64,10 +64,8 @@ def merged(first: Draft, second: Draft) -> Draft:
     longer valid, and its children hang under that one. No drawn node changes. Parents are known a level at a time.
     """
     partial, (first, second) = first.partial, alike([first, second])
-    joined = {
-        part: torch.cat([getattr(first, part), getattr(second, part)], 1) for part in ("tokens", "valid", "drawn")
-    }
-    for part in ("probs", "q", "exits"):
+    joined: dict[str, Tensor] = {}
+    for part in ("tokens", "valid", "drawn", "probs", "q", "exits"):
         if getattr(first, part) is not None:
             joined[part] = torch.cat([getattr(first, part), getattr(second, part)], 1)
     at = torch.arange(first.nodes + second.nodes, device=first.tokens.device)

@@ -1,4 +1,4 @@
-"""A strategy written as in Python, `Union(EarlyExit(24, 2), PromptLookup())`: known names and literals, never evaluated."""
+"""A strategy written as in Python, `Union(EarlyExit(24, 2), PromptLookup())`: names and literals, never evaluated."""
 
 import ast
 import difflib
