@@ -16,7 +16,7 @@ from labkit.errors import LabkitError
 from labkit.protocol import Context, Drafter, Work
 from labkit.session import Session
 
-DISCOUNT, PRIOR, HOPE = 0.95, 1.0, 0.9
+DISCOUNT, PRIOR, HOPE = 0.97, 0.5, 0.9
 """Of old counts in each round; weight and acceptance of what is assumed of a strategy."""
 
 _log = logging.getLogger(__name__)
