@@ -23,6 +23,7 @@ from labkit import (
     below,
     never,
 )
+from labkit.drafters.lookup import _Index
 from labkit.drafters.mixture import alike, merged, mixed
 from labkit.drafters.shorter import struck
 from labkit.protocol import Context
@@ -149,6 +150,9 @@ def test_mixing_by_rows():
     got = mixed(
         torch.tensor([True, False]), short, replace(long, parents=torch.full((2, 2), -1), depth=1, is_chain=False)
     )
+    assert mixed(torch.tensor([True, False]), replace(long, is_chain=False), Draft.empty(long.tokens)).parents[
+        1
+    ].tolist() == [-1, -1]
     assert not got.is_chain and got.depth == 1 and got.levels().tolist() == [[0, 0]] * 2
 
 
@@ -185,6 +189,20 @@ def test_who_hands_over(monkeypatch):
     assert full(handed(monkeypatch, Fallback(EarlyExit(2, 3), Plain()))) == [3] * 3
     rounds = handed(monkeypatch, Fallback(PromptLookup(2, 3), EarlyExit(2, 3)))
     assert rounds[0] == (3, 0), "a mixture by rows hands over nothing"
+
+
+def test_fallback_by_rows():
+    """Each row has the lookup's draft where the lookup finds one, else the other's."""
+    kinds, histories, indices = set(), [list(prompt) for prompt in PROMPTS], [_Index() for _ in PROMPTS]
+    for happened in run(Fallback(PromptLookup(2, 3), EarlyExit(2, 2))).rounds:
+        for row, drafted in enumerate(happened.drafted):
+            if happened.tokens[row] and drafted:
+                found = indices[row].continuation(histories[row], 2, 3)
+                assert drafted == found[: len(drafted)] if found else happened.exit[row] == [2] * len(drafted)
+                assert set(happened.exit[row]) <= {0} if found else len(drafted) <= 2
+                kinds.add((row, bool(found)))
+            histories[row] += happened.tokens[row]
+    assert {kind for _, kind in kinds} == {True, False}
 
 
 class Careless(Union):
