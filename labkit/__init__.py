@@ -9,13 +9,18 @@ from labkit.compare import Comparison
 from labkit.decoding import Round
 from labkit.draft import Draft, Partial
 from labkit.drafters import (
+    Adaptive,
+    AtMost,
     DraftModel,
     EarlyExit,
+    Fallback,
     Heads,
     Plain,
     PromptLookup,
     SkipLayers,
     TopK,
+    Union,
+    Until,
     Window,
     below,
     search_skips,
@@ -33,6 +38,8 @@ from labkit.trace import Generation
 logging.getLogger("labkit").addHandler(logging.NullHandler())
 
 __all__ = [
+    "Adaptive",
+    "AtMost",
     "Backbone",
     "Comparison",
     "Context",
@@ -40,6 +47,7 @@ __all__ = [
     "DraftModel",
     "Drafter",
     "EarlyExit",
+    "Fallback",
     "Generation",
     "Heads",
     "Lab",
@@ -57,6 +65,8 @@ __all__ = [
     "Token",
     "TopK",
     "Typical",
+    "Union",
+    "Until",
     "Window",
     "agreement",
     "below",

@@ -1,11 +1,17 @@
 """What a round's model work costs, timed outside the loop on bare `Backbone.run` and head calls."""
 
+import statistics
 import time
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 
 from labkit.protocol import Work
 from labkit.session import Session
+
+REPEATS = 3
+"""Timings whose median counts."""
 
 
 @torch.inference_mode()
@@ -29,3 +35,22 @@ def work_seconds(session: Session, work: Work) -> float:
             hidden[0, 0, 0].item()
         total += time.perf_counter() - began
     return total
+
+
+class Clock:
+    """Times work on a session, and another model's on an empty one of the same shape."""
+
+    def __init__(self, session: Session):
+        self.sessions = {None: session}
+
+    def seconds(self, works: Sequence[Work]) -> float:
+        """A median, after one run to warm up."""
+        times = [sum(work_seconds(self._on(work.backbone), work) for work in works) for _ in range(1 + REPEATS)]
+        return statistics.median(times[1:])
+
+    def _on(self, backbone: Any) -> Session:
+        if backbone not in self.sessions:
+            target = self.sessions[None]
+            self.sessions[backbone] = Session(backbone, target.batch, target.capacity)
+            self.sessions[backbone].follow(target.n.to(backbone.device), target.lengths)
+        return self.sessions[backbone]

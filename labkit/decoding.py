@@ -25,10 +25,10 @@ PHASES = ("draft", "verify", "accept", "commit")
 class Round:
     """What happened in one round, on the host. Every field is a list with one entry a row.
 
-    tokens: committed ids, after trimming. drafted: proposed ids. q: the draft's probability of each drafted
-    token ([] if it has none). p: the target's. target: what the target itself says after the pending token and
-    after each drafted one (one more than drafted). accepted: how many drafted tokens stayed. rejected: whether
-    the target turned one down. parents: of the drafted nodes (-1 = the pending token). path: the accepted ones'
+    tokens: committed ids, after trimming. drafted: proposed ids. q: the draft's probability of each drafted token ([]
+    if it has none, 1 for a token without one). p: the target's. target: what the target itself says after the pending
+    token and after each drafted one (one more than drafted). accepted: how many drafted tokens stayed. rejected:
+    whether the target turned one down. parents: of the drafted nodes (-1 = the pending token). path: the accepted ones'
     places among the drafted. exit: the layer each drafted token was read after ([] if not from the target, 0 for
     a token that is not). left: the layer after which a target that exits early was read for each committed token.
     seconds: by phase; the rows of a batch share them, a finished row has none ({}).

@@ -163,6 +163,11 @@ class Drafter(ABC):
         """The most nodes it proposes in a round."""
 
     @property
+    def levels(self) -> int:
+        """The most levels of its drafts: as many as nodes in a chain, fewer in a tree."""
+        return self.nodes
+
+    @property
     def hands_over(self) -> bool:
         """Whether its drafts may carry a Partial: in a combinator it then proposes last and its nodes come first."""
         return False

@@ -157,3 +157,35 @@ def drafted(out):
             for place, (token, exit) in enumerate(zip(happened.drafted[row], happened.exit[row], strict=True)):
                 yield [*text, *happened.drafted[row][:place]], token, exit
             text += happened.tokens[row]
+
+
+@dataclass(frozen=True)
+class Drawing(Drafter):
+    """A chain drawn (or, greedily, chosen) from a table `(vocab, vocab)` of scores after each token; heeds no stop."""
+
+    scores: torch.Tensor
+    length: int = 2
+    greedy: bool = False
+    silent_after: tuple = ()
+
+    @property
+    def nodes(self):
+        return self.length
+
+    def propose(self, state, context: Context) -> Draft:
+        last = begin = context.tokens.gather(1, context.n[:, None] - 1)[:, 0]
+        tokens, laws, q = last[:, None][:, :0], [], []
+        for _ in range(context.length(self.length)):
+            logits = self.scores[last]
+            drawn = context.draw(logits, tokens)
+            last = logits.argmax(-1) if self.greedy else drawn.token
+            tokens = torch.cat([tokens, last[:, None]], 1)
+            laws.append(drawn.probs)
+            q.append(logits.softmax(-1).gather(1, last[:, None])[:, 0])
+        valid = torch.ones_like(tokens, dtype=torch.bool)
+        for token in self.silent_after:
+            valid &= (begin != token)[:, None]
+        drawn = not self.greedy and laws[0] is not None
+        return Draft.chain(
+            tokens, valid, drawn=drawn, probs=torch.stack(laws, 1) if drawn else None, q=torch.stack(q, 1)
+        )

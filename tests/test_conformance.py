@@ -11,7 +11,20 @@ from scripted import RandomTree, Replay, accepted_lengths, reference, shaken, wa
 
 import labkit
 from labkit import Drafter, MLPSpeculator
-from labkit.drafters import DraftModel, EarlyExit, Heads, OnTheFly, Plain, PromptLookup, SkipLayers
+from labkit.drafters import (
+    Adaptive,
+    AtMost,
+    DraftModel,
+    EarlyExit,
+    Fallback,
+    Heads,
+    OnTheFly,
+    Plain,
+    PromptLookup,
+    SkipLayers,
+    Union,
+    Until,
+)
 from labkit.heads import Affine, DraftVocabulary, Kangaroo
 
 PROMPTS = [[3, 14, 15, 9, 26, 5, 35], [8], [58, 9, 7, 9, 3, 2, 3, 8, 4, 6, 2, 6]]
@@ -61,6 +74,30 @@ STRATEGIES = {
     "chain, always right": lambda model, texts: Replay(PROMPTS, texts, 3, (99,)),
     "chain, states kept": lambda model, texts: Replay(PROMPTS, texts, 3, (1, 3, 0), taps=(2, -1)),
     "random trees": lambda model, texts: RandomTree(PROMPTS, texts, taps=(1, -1)),
+    "Union": lambda model, texts: Union(EarlyExit(2, 3), PromptLookup(2, 3)),
+    "Union, bearer named last": lambda model, texts: Union(PromptLookup(2, 3), EarlyExit(2, 3)),
+    "Union of two bearers": lambda model, texts: Union(EarlyExit(1, 2), EarlyExit(3, 2)),
+    "Union with a tree": lambda model, texts: Union(EarlyExit(2, 3), Heads(some_heads(model), top_k=(3, 2, 2))),
+    "Union with random trees": lambda model, texts: Union(RandomTree(PROMPTS, texts), EarlyExit(2, 3)),
+    "Fallback": lambda model, texts: Fallback(PromptLookup(2, 3), EarlyExit(2, 4)),
+    "Fallback to a model": lambda model, texts: Fallback(
+        PromptLookup(2, 3), DraftModel(families.tiny("llama", seed=9, layers=2), 2)
+    ),
+    "Fallback to Kangaroo": lambda model, texts: Fallback(
+        PromptLookup(2, 3), EarlyExit(2, 4, adapter=shaken(Kangaroo.like(labkit.Backbone(model))))
+    ),
+    "Fallback to a tree": lambda model, texts: Fallback(PromptLookup(2, 3), RandomTree(PROMPTS, texts)),
+    "AtMost": lambda model, texts: AtMost(2, EarlyExit(2, 4)),
+    "Until": lambda model, texts: Until(labkit.below(0.4), EarlyExit(2, 4)),
+    "Until, on a tree": lambda model, texts: Until(labkit.below(0.2), Heads(some_heads(model), top_k=(3, 2, 2))),
+    "nested": lambda model, texts: AtMost(
+        3, Until(labkit.below(0.2), Union(Fallback(PromptLookup(2, 4), EarlyExit(1, 2)), EarlyExit(2, 4)))
+    ),
+    "Adaptive": lambda model, texts: Adaptive([EarlyExit(2, 4), EarlyExit(4, 2), PromptLookup(2, 3), Plain()]),
+    "Adaptive, nested": lambda model, texts: Union(
+        Adaptive([Fallback(PromptLookup(2, 3), EarlyExit(4, 3)), EarlyExit(labkit.confidence(0.3), 3)]),
+        PromptLookup(1, 2),
+    ),
 }
 EVERY_FAMILY = [
     "exit rule, projected",

@@ -17,7 +17,20 @@ from torch.overrides import TorchFunctionMode
 from transformers import StoppingCriteria
 
 import labkit
-from labkit import Drafter, DraftModel, EarlyExit, Heads, Plain, PromptLookup, SkipLayers, decoding
+from labkit import (
+    AtMost,
+    Drafter,
+    DraftModel,
+    EarlyExit,
+    Heads,
+    Plain,
+    PromptLookup,
+    SkipLayers,
+    Union,
+    Until,
+    decoding,
+    never,
+)
 from labkit.heads import Affine, DraftVocabulary, Kangaroo
 from labkit.lab import _Run
 
@@ -72,6 +85,8 @@ STRATEGIES = {
     ),
     "chain": lambda prompts, texts: Replay(prompts, texts, 4, accepted_lengths(4)),
     "trees": lambda prompts, texts: RandomTree(prompts, texts, taps=(1, -1)),
+    "Union": lambda prompts, texts: Union(EarlyExit(2, 3), Heads(some_heads(), top_k=(3, 2, 2), candidates=4)),
+    "Until(never)": lambda prompts, texts: AtMost(3, Until(never, EarlyExit(2, max_draft=4))),
 }
 every_strategy = pytest.mark.parametrize("strategy", STRATEGIES)
 

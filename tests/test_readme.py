@@ -46,12 +46,22 @@ def test_write_your_own():
     import labkit
 
     names: dict = {"__name__": "readme"}
-    exec(compile(BLOCKS[1], "README.md", "exec"), names)
+    exec(compile(next(b for b in BLOCKS if "class RepeatLast" in b), "README.md", "exec"), names)
     lab = labkit.Lab(families.tiny("llama"))
-    exec(compile(BLOCKS[2], "README.md", "exec"), names)
+    exec(compile(next(b for b in BLOCKS if "class LastTwo" in b), "README.md", "exec"), names)
     prompts = [[3, 1, 4], [5]]
     plain = lab.generate(prompts, max_new_tokens=12).tokens
     for strategy in ("RepeatLast", "LastTwo"):
         out = lab.generate(prompts, names[strategy](), max_new_tokens=12)
         assert out.drafted > 0 and out.tokens == plain
     assert out.rounds[0].parents == [[-1, -1, 0, 1]] * 2 and out.rounds[0].drafted == [[4, 1, 1, 4], [5] * 4]
+
+
+def test_combinations_are_read_as_they_are_shown():
+    from labkit.drafters.written import read_strategy
+
+    names: dict = {}
+    exec(compile(next(b for b in BLOCKS if "Adaptive(" in b), "README.md", "exec"), names)
+    assert read_strategy(repr(names["drafter"])) == names["drafter"]
+    shown = re.findall(r'--drafters "([^"]+)"', README)
+    assert shown and all(read_strategy(text) for text in shown)

@@ -1,21 +1,35 @@
-"""A strategy written as in Python, `EarlyExit(24, max_draft=2)`: parsed as literals, never evaluated."""
+"""A strategy written as in Python, `Union(EarlyExit(24, 2), PromptLookup())`: names and literals, never evaluated."""
 
 import ast
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from labkit.drafters.adaptive import Adaptive
+from labkit.drafters.chain import below
+from labkit.drafters.combine import Fallback, Union
 from labkit.drafters.early_exit import EarlyExit
 from labkit.drafters.heads import Heads
+from labkit.drafters.kv import Full, TopK, Window
 from labkit.drafters.lookup import PromptLookup
 from labkit.drafters.model import DraftModel
+from labkit.drafters.on_the_fly import OnTheFly
 from labkit.drafters.plain import Plain
+from labkit.drafters.shorter import AtMost, Until
+from labkit.drafters.skip import SkipLayers
 from labkit.errors import LabkitError, nearest
-from labkit.protocol import Drafter
+from labkit.exits import confidence, decaying, margin, saturation
+from labkit.protocol import Drafter, never
 
 STRATEGIES: dict[str, type[Drafter]] = {
-    cls.__name__: cls for cls in (Plain, PromptLookup, DraftModel, EarlyExit, Heads)
+    cls.__name__: cls
+    for cls in (Plain, PromptLookup, DraftModel, EarlyExit, SkipLayers, Heads, Fallback, Union, AtMost, Until, Adaptive)
 }
+PARTS: dict[str, Callable] = {
+    part.__name__: part
+    for part in (never, below, confidence, margin, saturation, decaying, Full, TopK, Window, OnTheFly)
+}
+EXAMPLE = "write for example 'EarlyExit(24, max_draft=2)'"
 Opener = Callable[[str], Any]
 
 
@@ -23,30 +37,51 @@ def read_strategy(text: str, openers: Mapping[str, Opener] | None = None) -> Dra
     """The drafter that `text` describes.
 
     `openers["model"]` and `openers["heads"]` open what DraftModel and Heads are given as a string.
-    Raises LabkitError for anything but a known strategy's name with literal arguments.
+    Raises LabkitError for anything but known names (strategies, rules, stops, kv) with literal arguments.
     """
-    example = "write for example 'EarlyExit(24, max_draft=2)'"
     try:
-        call = ast.parse(text.strip(), mode="eval").body
+        found = _Reader(text, openers or {}).read(ast.parse(text.strip(), mode="eval").body, outermost=True)
     except SyntaxError as error:
-        raise LabkitError(f"{text!r} is not a strategy ({error.msg}); {example}") from error
-    name = call.func if isinstance(call, ast.Call) else call
-    if not isinstance(name, ast.Name):
-        raise LabkitError(f"{text!r} is not a strategy; {example}")
-    if name.id not in STRATEGIES:
-        near = nearest(name.id, STRATEGIES)
-        raise LabkitError(f"no strategy is called {name.id!r}{near}. All: {', '.join(STRATEGIES)}")
-    given, named = (call.args, call.keywords) if isinstance(call, ast.Call) else ([], [])
-    try:
-        values = [ast.literal_eval(value) for value in given]
-        keywords = {str(word.arg): ast.literal_eval(word.value) for word in named}
-    except (ValueError, TypeError) as error:
-        raise LabkitError(f"{text!r} has an argument that is not a literal; {example}") from error
-    try:
-        bound = inspect.signature(STRATEGIES[name.id]).bind(*values, **keywords)
-    except TypeError as error:
-        raise LabkitError(f"{text!r}: {error}; {example}") from error
-    for word, opener in (openers or {}).items():
-        if isinstance(bound.arguments.get(word), str):
-            bound.arguments[word] = opener(bound.arguments[word])
-    return STRATEGIES[name.id](*bound.args, **bound.kwargs)
+        raise LabkitError(f"{text!r} is not a strategy ({error.msg}); {EXAMPLE}") from error
+    if not isinstance(found, Drafter):
+        raise LabkitError(f"{text!r} is not a strategy; {EXAMPLE}")
+    return found
+
+
+class _Reader:
+    """Reads one text; its errors name it."""
+
+    def __init__(self, text: str, openers: Mapping[str, Opener]):
+        self.text, self.openers = text, openers
+
+    def read(self, node: ast.expr, outermost: bool = False) -> Any:
+        """A literal, a list of these, or a known name with such arguments."""
+        if isinstance(node, ast.List | ast.Tuple) and not outermost:
+            items = [self.read(item) for item in node.elts]
+            return items if isinstance(node, ast.List) else tuple(items)
+        name = node.func if isinstance(node, ast.Call) else node
+        if not isinstance(name, ast.Name) or name.id.startswith("__"):
+            try:
+                return ast.literal_eval(node)
+            except (ValueError, TypeError) as error:
+                what = "is not a strategy" if outermost else "has an argument that is not a literal"
+                raise LabkitError(f"{self.text!r} {what}; {EXAMPLE}") from error
+        known = STRATEGIES if outermost else STRATEGIES | PARTS
+        if name.id not in known:
+            kind = "strategy" if outermost else "strategy, rule or kv"
+            raise LabkitError(f"no {kind} is called {name.id!r}{nearest(name.id, known)}. All: {', '.join(known)}")
+        if name.id == "never":
+            return never
+        given, named = (node.args, node.keywords) if isinstance(node, ast.Call) else ([], [])
+        return self.make(known[name.id], [self.read(x) for x in given], {str(w.arg): self.read(w.value) for w in named})
+
+    def make(self, made: Callable, values: list, keywords: dict[str, Any]) -> Any:
+        """Call it, with models and heads that are named by a string opened."""
+        try:
+            bound = inspect.signature(made).bind(*values, **keywords)
+        except TypeError as error:
+            raise LabkitError(f"{self.text!r}: {error}; {EXAMPLE}") from error
+        for word, opener in self.openers.items():
+            if isinstance(bound.arguments.get(word), str):
+                bound.arguments[word] = opener(bound.arguments[word])
+        return made(*bound.args, **bound.kwargs)
