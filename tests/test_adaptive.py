@@ -113,6 +113,14 @@ def test_the_right_one_is_found_and_a_bad_one_is_tried_again(monkeypatch, states
     assert max(b - a for a, b in itertools.pairwise(tried)) > 3, "given up for a while"
 
 
+def test_drafts_are_as_long_as_picked(monkeypatch, states):
+    seconds(monkeypatch, lambda work: 1.0 + 0.3 * (work.rows - 1))
+    prompts, want = PROMPTS[:1], [lab().generate(PROMPTS[0], max_new_tokens=90).tokens[0]]
+    out = lab().generate(prompts, Adaptive([Replay(prompts, want, 6, (1,))]), max_new_tokens=40)
+    picks = [k for _, k in states[-1].picks]
+    assert [len(r.drafted[0]) for r in out.rounds] == picks and picks[5:-6].count(1) > 5
+
+
 def test_no_draft_where_it_cannot_pay(monkeypatch, states):
     seconds(monkeypatch, lambda work: 1.0 if work.rows == 1 else 50.0)
     out = run(Adaptive([right()]))
@@ -122,7 +130,8 @@ def test_no_draft_where_it_cannot_pay(monkeypatch, states):
 
 def test_what_it_times(monkeypatch, states):
     seen = []
-    seconds(monkeypatch, lambda work: seen.append(work) or float(work.stop * work.rows * work.times))
+    told = lambda session, work: seen.append((session.backbone, work)) or float(work.stop * work.rows * work.times)  # noqa: E731
+    monkeypatch.setattr(costs, "work_seconds", told)
     small = labkit.Backbone(families.tiny("llama", seed=9, layers=2))
     unknown = EarlyExit(labkit.confidence(0.3), 3)
     run(Adaptive([EarlyExit(2, 4), DraftModel(small, 2), PromptLookup(2, 3), unknown]))
@@ -130,7 +139,8 @@ def test_what_it_times(monkeypatch, states):
     assert state.step == 4
     assert [r.draft for r in state.records[:3]] == [2, (4 + 2) / 2, 0]
     assert [r.verify for r in state.records] == [2 + 20, 12, 16, 16]
-    assert Work(0, 2, 2, head=1, backbone=small) in seen
+    assert {b for b, work in seen if work.backbone is small} == {small}
+    assert {b for b, work in seen if work.backbone is None} == {lab().backbone}
     assert state.records[3].draft is not None and 0 < state.records[3].draft < 5, "by its own calls"
 
 

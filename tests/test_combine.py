@@ -255,7 +255,8 @@ def test_until_is_the_strategy_with_a_stop(monkeypatch):
         for parents in (row for r in rounds for row in r.parents):
             assert all(p < 0 or parents[p] < 0 for p in parents)
         assert any(p >= 0 for r in rounds for row in r.parents for p in row)
-    for drafter in (Until(second, Until(rule, EarlyExit(2, 5))), Until(rule, Until(second, EarlyExit(2, 5)))):
+    speaks = below(0.0)
+    for drafter in (Until(second, Until(speaks, EarlyExit(2, 5))), Until(speaks, Until(second, EarlyExit(2, 5)))):
         assert max(nodes for nodes, _ in handed(monkeypatch, drafter)) == 2, "no more are drawn"
     with pytest.raises(LabkitError, match="the stop rule"):
         run(Until(lambda drawn, level: True, EarlyExit(2, 3)))

@@ -119,10 +119,11 @@ def struck(draft: Draft, stop: StopRule) -> Draft:
         q = torch.ones_like(draft.tokens[:, node], dtype=torch.float32) if draft.q is None else draft.q[:, node]
         drawn = Drawn(draft.tokens[:, node], q, None if draft.probs is None else draft.probs[:, node])
         for level in [node] if levels is None else range(min(node + 1, draft.depth)):
-            found = stops(stop, drawn, level)
+            found, before = stops(stop, drawn, level), over[node]
             if found is not None and levels is not None:
                 found = found & (levels[:, node] == level)
-            over[node] = found if over[node] is None or found is None else over[node] | found  # type: ignore
+            if found is not None:
+                over[node] = found if before is None else before | found
     if all(found is None for found in over):
         return draft
     ends = torch.stack([torch.zeros_like(draft.valid[:, 0]) if found is None else found for found in over], 1)
