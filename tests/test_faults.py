@@ -340,6 +340,7 @@ def test_the_picture_names_its_prompt(lab, speedup):
     figure.draw_without_rendering()
     texts = [text.get_text() for text in figure.texts]
     assert texts[:2] == ["a caption", "Token by token, code-01: cost in $x$ and $y$ of it all"]
+    assert not any(text.get_parse_math() for text in figure.texts)
     [bars] = [axes for axes in figure.axes if axes.get_xlabel()]
     ends = [label.get_window_extent().x1 for label in bars.texts]
     assert max(ends) <= figure.bbox.x1 and len(ends) == 2  # as long as the bars may be, their labels fit
