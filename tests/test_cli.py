@@ -132,7 +132,7 @@ def test_places_are_asked_for_before_the_work(capsys, tmp_path, words, monkeypat
     ("drafter", "message"),
     [
         ("Earlyexit(2)", "the nearest is 'EarlyExit'"),
-        ("Medusa(2)", "no strategy is called 'Medusa'. All: Plain, PromptLookup, DraftModel, EarlyExit, Heads"),
+        ("Medusa(2)", "no strategy is called 'Medusa'. All: Plain, PromptLookup, DraftModel, EarlyExit, Ski"),
         ("EarlyExit(99)", "exit=99"),
         ("EarlyExit(2, max_draft=0)", "max_draft=0"),
         ("EarlyExit(__import__('os'))", "not a literal"),
