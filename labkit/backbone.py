@@ -150,7 +150,7 @@ class Backbone:
         """Raise LabkitError unless 1 <= exit <= depth."""
         if isinstance(exit, bool) or not isinstance(exit, int) or not 1 <= exit <= self.depth:
             raise LabkitError(
-                f"{name}={exit!r}, but the model has {self.depth} layers; write an int from 1 to {self.depth} "
+                f"{name}={exit!r}, but the target has {self.depth} layers; write an int from 1 to {self.depth} "
                 f"({name}={self.depth} runs the whole model){instead}"
             )
 

@@ -8,6 +8,7 @@ import json
 import logging
 import statistics
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -237,11 +238,13 @@ def _row(
         return row | {"loop_efficiency": step * plain.decoding_speed, "step_seconds": step}
     most = max(1, contestant.drafter.nodes)
     c, v = bare.costs(contestant.name, most)
-    said = {
+    exits = Counter(layer for o in outs for r in o.rounds for row in r.exit for layer in row if layer)
+    said: dict[str, Any] = {
         "drafted_per_round": drafted / sum(o.row_rounds for o in outs),
-        "acceptance_rate": accepted / max(1, drafted),
-    }
-    said |= {"alpha": accepted / max(1, judged)}
+        "acceptance_rate": accepted / max(1, drafted), "alpha": accepted / max(1, judged),
+        "draft_steps_in_loop": phases["draft"] / max(1, drafted) / step, "exits": dict(sorted(exits.items())),
+    }  # fmt: skip
+    said |= {key: outs[-1].settings[key] for key in outs[-1].settings if key.startswith("kv_bytes")}
     if not bare.work[contestant.name][1]:  # what a rule will do is not known beforehand
         return row | said
     # A round in which no row drafted is a plain step; the others cost gamma c + v.

@@ -51,6 +51,10 @@ def test_write_your_own():
     exec(compile(next(b for b in BLOCKS if "class LastTwo" in b), "README.md", "exec"), names)
     prompts = [[3, 1, 4], [5]]
     plain = lab.generate(prompts, max_new_tokens=12).tokens
+    names["EarlyExit"] = labkit.EarlyExit
+    exec(compile(next(b for b in BLOCKS if "def sure" in b), "README.md", "exec"), names)
+    out = lab.generate(prompts, names["drafter"], max_new_tokens=12)
+    assert out.tokens == plain and {e for r in out.rounds for row in r.exit for e in row} == {2, 3, 4}
     for strategy in ("RepeatLast", "LastTwo"):
         out = lab.generate(prompts, names[strategy](), max_new_tokens=12)
         assert out.drafted > 0 and out.tokens == plain
