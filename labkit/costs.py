@@ -44,9 +44,10 @@ class Clock:
         self.sessions = {None: session}
 
     def seconds(self, works: Sequence[Work]) -> float:
-        """A median, after one run to warm up."""
-        times = [sum(work_seconds(self._on(work.backbone), work) for work in works) for _ in range(1 + REPEATS)]
-        return statistics.median(times[1:])
+        """A median, so that a slow first time does not count."""
+        return statistics.median(
+            sum(work_seconds(self._on(work.backbone), work) for work in works) for _ in range(REPEATS if works else 1)
+        )
 
     def _on(self, backbone: Any) -> Session:
         if backbone not in self.sessions:

@@ -118,7 +118,7 @@ def test_drafts_are_as_long_as_picked(monkeypatch, states):
     prompts, want = PROMPTS[:1], [lab().generate(PROMPTS[0], max_new_tokens=90).tokens[0]]
     out = lab().generate(prompts, Adaptive([Replay(prompts, want, 6, (1,))]), max_new_tokens=40)
     picks = [k for _, k in states[-1].picks]
-    assert [len(r.drafted[0]) for r in out.rounds] == picks and picks[5:-6].count(1) > 5
+    assert [len(r.drafted[0]) for r in out.rounds] == picks and {1, 2} <= set(picks[:-6])
 
 
 def test_no_draft_where_it_cannot_pay(monkeypatch, states):

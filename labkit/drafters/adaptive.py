@@ -66,8 +66,8 @@ class Adaptive(Combined):
     With conditional acceptance alpha, k drafted tokens give (1 - alpha^(k+1)) / (1 - alpha) and cost k c + v plain
     steps: one more is worth it while the chance that all are accepted is above c times the speed-up. alpha is counted
     in the run, old counts fading to an optimistic prior, so that what was given up is tried again; c and v are timed at
-    the start, on the session's own shapes, or in the run where a candidate does not know its work. Each pick is logged
-    (logger labkit.drafters.adaptive, DEBUG). One counted copy a round that drafted tells how many tokens each row had.
+    the start, three times on the session's own shapes, or in the run where a candidate does not know its work. Picks
+    are logged (labkit.drafters.adaptive, DEBUG). One counted copy a round that drafted tells each row's draft length.
     Lossless; but under `Rejection` the text of a seed depends on the picks, and so on the clock.
     """
 
