@@ -9,6 +9,7 @@ from accelerate import cpu_offload
 from accelerate.hooks import ModelHook, add_hook_to_module
 
 from labkit import Backbone, LabkitError, views
+from labkit.attention import packed_attention
 
 EVERY = [*families.FAMILIES, *families.VARIANTS]
 PROMPTS = [[3, 14, 15, 9, 26, 5, 35, 8, 9, 7, 12], [8, 4, 60, 2, 2, 19]]
@@ -159,7 +160,7 @@ def test_packed_gqa(rows, group):
     key, value = (torch.randn(2, 2, 40, 8, generator=generator) for _ in range(2))
     mask = torch.rand(2, 1, rows, 40, generator=generator) > 0.4
     mask[..., 0] = True
-    got, _ = views.packed_attention(torch.nn.Identity(), query, key, value, mask, scaling=0.3)
+    got, _ = packed_attention(torch.nn.Identity(), query, key, value, mask, scaling=0.3)
     expanded = [x.repeat_interleave(group, 1) for x in (key, value)]
     want = torch.nn.functional.scaled_dot_product_attention(query, *expanded, attn_mask=mask, scale=0.3)
     torch.testing.assert_close(got, want.transpose(1, 2), atol=1e-6, rtol=1e-6)
