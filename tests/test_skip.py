@@ -152,6 +152,8 @@ def test_agreement_by_another_way(family, count):
 def test_nothing_skipped_agrees_with_all_it_wrote(family):
     texts = [prompt + reference(lab_of(family).model, prompt, 6) for prompt in PROMPTS]
     assert agreement(session_of(family, texts, 6), SubLayers().of(lab_of(family).backbone), 6).tolist() == [18, 18]
+    short = session_of(family, texts[1:2], 9)  # its three rows of padding, which repeat a token, do not count
+    assert agreement(short, SubLayers().of(lab_of(family).backbone), 9).tolist() == [6, 6]
 
 
 # -- search ---------------------------------------------------------------------------------------------
