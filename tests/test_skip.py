@@ -15,7 +15,7 @@ import labkit
 from labkit import LabkitError, Session, SkipLayers, search_skips, views
 from labkit.costs import work_seconds
 from labkit.drafters import OnTheFly, on_the_fly
-from labkit.drafters.sublayers import SubLayers, agreement, evenly, neighbour
+from labkit.drafters.sublayers import SubLayers, agreement, evenly
 from labkit.drafters.written import read_strategy
 
 PROMPTS = [[3, 14, 15, 9, 26, 5, 35], [8], [58, 9, 7, 9, 3, 2, 3, 8, 4, 6, 2, 6]]
@@ -157,28 +157,6 @@ def test_nothing_skipped_agrees_with_all_it_wrote(family):
 
 
 # -- search ---------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("depth", [3, 4, 7, 30])
-@pytest.mark.parametrize("ratio", [0.01, 0.2, 0.45, 0.5, 0.9, 1.0])
-def test_steps_keep_the_size_and_the_outer_layers(depth, ratio):
-    now, rng = evenly(depth, ratio), random.Random(3)
-    size = max(1, round(ratio * 2 * (depth - 2)))
-    seen = set()
-    for _ in range(60):
-        assert len(now.attention) + len(now.mlp) == size
-        assert {*now.attention, *now.mlp} <= set(range(1, depth - 1))
-        seen.add(now)
-        following = neighbour(now, depth, rng)
-        places = lambda s: {*(("a", i) for i in s.attention), *(("m", i) for i in s.mlp)}  # noqa: E731
-        assert len(places(following) - places(now)) in ((0,) if size == 2 * (depth - 2) else (1, 2, 3))
-        now = following
-    assert len(seen) > 1 or size == 2 * (depth - 2)
-
-
-def test_an_outer_layer_that_was_asked_for_stays_skipped():
-    assert neighbour(SubLayers((0, 2), (3,)), 4, random.Random(0)).attention[0] == 0
-    assert neighbour(SubLayers((0, 2), (3,)), 4, random.Random(0)).mlp[-1] == 3
 
 
 def test_search_finds_better_sets_and_repeats_itself():
