@@ -4,8 +4,8 @@ For each ratio a set is searched on the first prompt of a few kinds, and measure
 is searched while decoding. A draft of which nothing is skipped (the self-draft) stands beside them.
 
 Found on two cores of a CPU, 2026-12-02: no set pays. A draft token must cost less the less of it is accepted; with a
-tenth of the inner sub-layers skipped it costs 0.95 of a plain step and 0.82 of the tokens are accepted (alpha), with
-0.45 it costs 0.67 and alpha is 0.36: 0.82 to 0.58 of plain decoding's speed. The head and the kept layers remain.
+tenth of the inner sub-layers skipped it costs 0.93 of a plain step and 0.82 of the tokens are accepted (alpha), with
+0.45 it costs 0.68 and alpha is 0.36: 0.83 to 0.59 of plain decoding's speed. The head and the kept layers remain.
 Searching on the fly adds two forwards over 50 rows every second round, more than 32 new tokens can pay back.
 """
 
