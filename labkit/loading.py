@@ -78,8 +78,8 @@ def load_model(
     """
     if not isinstance(name, str | os.PathLike):
         raise LabkitError(f"got {name!r}; write a shipped name ({', '.join(SHIPPED)}), a folder or a hub id")
-    place = _device(device)
-    kwargs["dtype"] = _dtype(dtype, place)
+    place = choose_device(device)
+    kwargs["dtype"] = choose_dtype(dtype, place)
     source = {key: kwargs[key] for key in SOURCE if key in kwargs}
     path = _locate(name := os.fspath(name))
     if alone := _unreachable(path, source):  # what was fetched before still opens
@@ -167,7 +167,8 @@ def _convert(gguf: Path, folder: Path) -> None:
     tokenizer.save_pretrained(folder)
 
 
-def _device(device: Device) -> torch.device:
+def choose_device(device: Device) -> torch.device:
+    """The device named, or cuda where there is one; LabkitError for one that is not there."""
     seen = torch.cuda.device_count()
     try:
         place = torch.device(device or ("cuda" if seen else "cpu"))
@@ -178,7 +179,8 @@ def _device(device: Device) -> torch.device:
     return place
 
 
-def _dtype(dtype: str | torch.dtype | None, place: torch.device) -> torch.dtype:
+def choose_dtype(dtype: str | torch.dtype | None, place: torch.device) -> torch.dtype:
+    """The dtype named, or bfloat16 on cuda and float32 elsewhere."""
     wanted = str(dtype or ("bfloat16" if place.type == "cuda" else "float32")).removeprefix("torch.")
     if wanted not in DTYPES:
         raise LabkitError(f'got dtype {dtype!r}; needed: one of {", ".join(DTYPES)}; write dtype="float32"')

@@ -15,7 +15,7 @@ LAYERS = [
     {"session"},
     {"protocol", "heads"},
     {"acceptance", "costs", "warp", "stopping", "drafters", "decoding"},
-    {"prompts", "options", "trace", "compare", "loading", "lab"},
+    {"prompts", "options", "trace", "compare", "loading", "lab", "data"},
     {"doctor"},
     {"bench", "lossy", "calibration", "replay", "integrations", "training"},
     {"view"},
@@ -27,7 +27,7 @@ LAYERS = [
 KNOW_TRANSFORMERS = {
     *("backbone", "views", "probe", "cache", "attention"),
     *("warp", "stopping", "loading", "lab"),  # only names that transformers documents
-    *("integrations", "training", "heads", "cli", "doctor"),
+    *("integrations", "training", "data", "heads", "cli", "doctor"),
 }
 SOURCES = sorted(ROOT.rglob("*.py"))
 MOST_LINES, MOST_ALTOGETHER, MOST_NAMES = 300, 3500, 45
