@@ -51,3 +51,16 @@ def ahead(agree: Bool[Tensor, "rows places"], guesses: int) -> Bool[Tensor, "row
     rows, places = agree.shape
     padded = torch.cat([agree, agree.new_zeros(rows, guesses - 1)], 1)
     return padded.unfold(1, guesses, 1)[:, :places]
+
+
+def side_by_side(
+    agree: list[Tensor],
+) -> tuple[Bool[Tensor, "rows places guesses"], Bool[Tensor, "rows places"]]:
+    """Texts of unlike lengths, each `(places, guesses)`, as `replay_rounds` takes them."""
+    most = max(len(one) for one in agree)
+    together = torch.zeros((len(agree), most, agree[0].shape[-1]), dtype=torch.bool, device=agree[0].device)
+    known = torch.zeros((len(agree), most), dtype=torch.bool, device=agree[0].device)
+    for row, one in enumerate(agree):
+        together[row, : len(one)] = one
+        known[row, : len(one)] = True
+    return together, known

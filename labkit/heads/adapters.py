@@ -125,6 +125,30 @@ class Kangaroo(Adapter):
         return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
 
 
+class ExitClassifier(nn.Module):
+    """Whether a row may leave: one logit from its normalised state; a rule in `labkit.classifier(module, 0.5)`.
+
+    Source: CALM, 2207.07061.
+    """
+
+    exit: int | None = None
+    """The deepest exit layer that it was trained for, if that is known."""
+
+    def __init__(self, width: int, dtype: torch.dtype | None = None, device: Any = None):
+        super().__init__()
+        self.width = width
+        self.linear = nn.Linear(width, 1, dtype=dtype, device=device)
+
+    def forward(self, hidden: Float[Tensor, "*rows width"]) -> Float[Tensor, "*rows 1"]:
+        """The logit of leaving."""
+        return self.linear(nn.functional.rms_norm(hidden, (self.width,)))
+
+    def check(self, width: int) -> None:
+        """Raise LabkitError unless it was made for states of this width."""
+        if self.width != width:
+            raise LabkitError(f"the exit classifier has width {self.width}, and the target {width}")
+
+
 class DraftVocabulary(nn.Module):
     """A head over part of the vocabulary, mapped back: tokens it does not have get probability 0.
 
@@ -132,6 +156,8 @@ class DraftVocabulary(nn.Module):
     """
 
     tokens: Tensor
+    settings: dict[str, Any] | None = None
+    """The arguments of `reduced` that made it, if that did."""
 
     def __init__(self, head: nn.Module, tokens: Sequence[int] | Tensor, vocab: int):
         super().__init__()
@@ -154,6 +180,21 @@ class DraftVocabulary(nn.Module):
         made = cls(nn.Sequential(_Norm(backbone), reduced), ids, backbone.vocab).to(weight.device)
         with torch.no_grad():
             reduced.weight.copy_(weight[ids.to(weight.device)])
+        return made
+
+    @classmethod
+    def reduced(
+        cls, width: int, tokens: Sequence[int] | Tensor, vocab: int, *, norm: bool = True, eps: float = 1e-5,
+        dtype: torch.dtype | None = None, device: Any = None,
+    ) -> "DraftVocabulary":  # fmt: skip
+        """One to train: a linear layer to `tokens`, behind an RMS norm of its own (`norm`), and nothing of the target.
+
+        norm=False: for behind an adapter whose output is normed. eps: of the norm.
+        """
+        linear = nn.Linear(width, len(tokens), bias=False, dtype=dtype, device=device)
+        before = nn.RMSNorm(width, eps, dtype=dtype, device=device) if norm else nn.Identity()
+        made = cls(nn.Sequential(before, linear), tokens, vocab).to(device)
+        made.settings = {"norm": norm, "eps": eps}
         return made
 
     def forward(self, hidden: Float[Tensor, "*rows width"]) -> Float[Tensor, "*rows vocab"]:

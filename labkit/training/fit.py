@@ -96,9 +96,10 @@ def fit(
         raise LabkitError(f"got {len(rows)} rows of text, and one batch needs {schedule.batch}; give more text")  # type: ignore
     config = json.loads(json.dumps({**config, "schedule": vars(schedule)}))
     _claim(folder, config)
-    if (folder / RESULT).is_dir():
-        return Trained(folder, folder / RESULT, _curves(folder))
     resumed = last_whole(folder / "checkpoints")
+    if (folder / RESULT).is_dir() and resumed is not None:
+        load_model(module, str(resumed / WEIGHTS))
+        return Trained(folder, folder / RESULT, _curves(folder))
     step = 0 if resumed is None else int(resumed.name.rpartition("-")[2])
     record = _Record(module, folder, schedule, evaluate, tokens_per_row, step)
     arguments = hf.TrainingArguments(
