@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from labkit.errors import LabkitError
+from labkit.heads.adapters import DraftVocabulary
 from labkit.heads.medusa import Medusa
 from labkit.heads.mlp_speculator import MLPSpeculator
 from labkit.heads.shard import mesh_of, shard_heads
@@ -26,6 +27,8 @@ from labkit.heads.trees import check_pair
 
 HASH = "labkit_target_head"
 SIZES = {"emb_dim": 1, "vocab_size": 1, "n_predict": 1, "inner_dim": 0, "n_candidates": 1}
+DRAFT_TOKENS = "labkit_draft_tokens"
+"""The part of the vocabulary that Medusa V2 heads were trained for; other software ignores it and uses all of it."""
 FLAGS = ("tie_weights", "scale_input")
 
 
@@ -132,16 +135,26 @@ def _medusa(config: Mapping, stored: Stored, layout: Layout, where: dict, backbo
         warnings.warn(f"config.json states {stated} heads, the file holds {count}: taking {count}", stacklevel=3)
     shape = stored.shapes[own[0]] if own else (backbone.vocab, next(iter(stored.shapes.values()))[0])
     heads = Medusa(
-        shape[1], shape[0], count, layers, base=None if own else target_head(backbone),
+        shape[1], shape[0], count, layers, base=None if own else target_head(backbone, config.get(DRAFT_TOKENS)),
         bias=any(name.endswith(".bias") for name in stored.shapes), **where,
     )  # fmt: skip
     stored.select({name: f"heads.{name}" for name in stored.shapes})
     return heads
 
 
-def target_head(backbone: Any) -> Callable[[Tensor], Tensor]:
-    """The target's own head path, for heads without an output layer (Medusa V2); any dtype in."""
-    return lambda hidden: backbone.logits(hidden.to(backbone.dtype))
+def target_head(backbone: Any, tokens: Any = None) -> Callable[[Tensor], Tensor]:
+    """The target's own head path, for heads without an output layer (Medusa V2); any dtype in.
+
+    tokens: only these rows of the head, as a DraftVocabulary: for a small model most of a head's time is its output.
+    """
+    if tokens is None:
+        return lambda hidden: backbone.logits(hidden.to(backbone.dtype))
+    weight = backbone.model.get_output_embeddings().weight
+    rows = nn.Linear(weight.shape[1], len(tokens), bias=False, device="meta")
+    kept = DraftVocabulary(rows, tokens, backbone.vocab).to_empty(device=weight.device)
+    kept.tokens.copy_(torch.as_tensor(tokens))
+    rows.weight = nn.Parameter(weight.detach()[kept.tokens], requires_grad=False)
+    return kept
 
 
 def _from_vllm(name: str, layers: int) -> str:
@@ -203,6 +216,7 @@ def save_heads(heads: Any, folder: Any, lab: Any = None) -> Path:
         name, prefix = "medusa_lm_head.safetensors", ""
         config = {"medusa_num_heads": heads.count, "medusa_num_layers": heads.layers}
         config |= {} if heads.base is None else {"version": "2"}
+        config |= {DRAFT_TOKENS: heads.base.tokens.tolist()} if isinstance(heads.base, DraftVocabulary) else {}
     else:
         raise LabkitError(f"got a {type(heads).__name__}; save_heads writes MLPSpeculator and Medusa heads")
     tensors = {

@@ -14,7 +14,7 @@ from labkit.loading import choose_dtype
 from labkit.replay import ahead, replay_rounds, side_by_side
 from labkit.session import HEAD_INPUT
 from labkit.training.fit import Schedule, Trained, fit
-from labkit.training.heads import frozen
+from labkit.training.heads import frozen, most_frequent
 from labkit.training.material import gather
 from labkit.training.states import States, name
 
@@ -123,6 +123,7 @@ def exit_adapter(
     length: int = 256,
     prompt_tokens: int = 64,
     new_tokens: int = 192,
+    temperature: float = 1.0,
     batch: int = 8,
     lr: float = 1e-3,
     eval_every: int = 200,
@@ -138,7 +139,7 @@ def exit_adapter(
     exit: the exit layer; default: a sixth of the layers
     draft_vocab: a head of its own over so many of the most frequent tokens; 0: the target's head
     corpus: stdlib, stdlib-docstrings, package:NAME, a file or a folder
-    prompts: JSONL file of prompts to continue; default: the beginnings of the corpus' rows
+    prompts: JSONL file of prompts to continue, or instructions; default: the beginnings of the corpus' rows
     held_out: share of the files (or of the prompts) held out for evaluation
     steps: to train
     text_rows: rows of text to learn from, instead of the target's own continuations
@@ -147,6 +148,7 @@ def exit_adapter(
     length: tokens of a row of text
     prompt_tokens: of a prompt cut from the corpus
     new_tokens: of a continuation
+    temperature: of the draws of the continuations to learn from
     batch: rows a step
     lr: highest learning rate
     eval_every: steps between evaluations
@@ -167,7 +169,8 @@ def exit_adapter(
     material = gather(
         lab, Path(out) / "states", (exit, HEAD_INPUT), corpus=corpus, prompts=prompts, held_out=held_out,
         text_rows=text_rows, own_rows=0 if text_rows else own_rows, eval_rows=eval_rows, length=length,
-        prompt_tokens=prompt_tokens, new_tokens=new_tokens, seed=seed, progress=progress,
+        prompt_tokens=prompt_tokens, new_tokens=new_tokens,
+        temperature=temperature, seed=seed, progress=progress,
     )  # fmt: skip
     rows = material.text or material.own
     if rows is None:
@@ -199,11 +202,7 @@ def exit_adapter(
 
 def _draft_head(lab: Any, rows: States, count: int, normed: bool) -> DraftVocabulary:
     """A head over the most frequent tokens of the rows; it starts from the target's own rows for them."""
-    seen = torch.zeros(lab.backbone.vocab, dtype=torch.long)
-    for at in range(len(rows)):
-        tokens = rows[at]["tokens"].long()
-        seen += torch.bincount(tokens[tokens >= 0], minlength=len(seen))
-    ids = seen.topk(count).indices.sort().values
+    ids = most_frequent(rows, lab.backbone.vocab, count)
     made = DraftVocabulary.reduced(lab.backbone.width, ids, lab.backbone.vocab, norm=not normed)
     norm, linear = made.head.children()
     with torch.no_grad():

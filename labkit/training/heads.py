@@ -1,4 +1,4 @@
-"""Recipes for heads that draft from the target's last state: MLPSpeculator and Medusa."""
+"""How heads that draft from the target's last state learn, and how they are judged."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -10,14 +10,14 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from labkit.data import PADDING
 from labkit.errors import LabkitError
-from labkit.heads import Medusa, MLPSpeculator, save_heads
-from labkit.heads.files import target_head
+from labkit.heads import DraftVocabulary, save_heads
 from labkit.loading import choose_dtype
 from labkit.replay import replay_rounds, side_by_side
 from labkit.session import HEAD_INPUT
 from labkit.training.fit import Schedule, Trained, fit
-from labkit.training.material import Material, gather
+from labkit.training.material import Material
 from labkit.training.states import States, name
 
 
@@ -32,11 +32,16 @@ class HeadsLoss(nn.Module):
 
     def forward(self, tokens: Int[Tensor, "batch length"], **states: Tensor) -> dict[str, Tensor]:
         """tokens: PADDING behind the end of a row, where nothing is learnt."""
-        tokens, state = tokens.long(), states[name(HEAD_INPUT)]
-        given, losses = tokens.clamp(min=0), []
-        for head, logits, places in _each(self.heads, state, given):
-            labels = tokens[:, head + 2 : head + 2 + places]
-            losses.append(cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), ignore_index=-1))
+        tokens, state, losses = tokens.long(), states[name(HEAD_INPUT)], []
+        labels, base = tokens, getattr(self.heads, "base", None)
+        if isinstance(base, DraftVocabulary):  # other tokens cannot be learnt
+            place = torch.full((base.vocab + 1,), PADDING, device=tokens.device)
+            labels = place.index_copy(0, base.tokens, torch.arange(len(base.tokens), device=tokens.device))[tokens]
+        for head, logits, places in _each(self.heads, state, tokens.clamp(min=0)):
+            if isinstance(base, DraftVocabulary):
+                logits = logits[..., base.tokens]
+            right = labels[:, head + 2 : head + 2 + places].flatten()
+            losses.append(cross_entropy(logits.flatten(0, 1).float(), right, ignore_index=PADDING))
         return {"loss": torch.stack(losses).sum()}
 
 
@@ -126,149 +131,10 @@ def train_heads(
     return done
 
 
-def mlp_speculator(
-    lab: Any,
-    out: Any,
-    *,
-    corpus: Any = "stdlib",
-    prompts: Any = None,
-    held_out: Any = 0.05,
-    heads: int = 3,
-    inner: int = 256,
-    tie: bool = True,
-    scale_input: bool = True,
-    text_steps: int = 2000,
-    own_steps: int = 1000,
-    text_rows: int = 4000,
-    own_rows: int = 1000,
-    eval_rows: int = 32,
-    length: int = 256,
-    prompt_tokens: int = 64,
-    new_tokens: int = 192,
-    batch: int = 8,
-    lr: float = 1e-3,
-    eval_every: int = 200,
-    save_every: int = 100,
-    seed: int = 0,
-    dtype: Any = "bfloat16",
-    progress: bool = True,
-) -> Trained:
-    """Train an MLPSpeculator: first on text, then on the target's own continuations (2404.19124).
-
-    out: the run's folder; a run that stopped goes on
-    corpus: stdlib, stdlib-docstrings, package:NAME, a file or a folder
-    prompts: JSONL file of prompts to continue; default: the beginnings of the corpus' rows
-    held_out: share of the files (or of the prompts) held out for evaluation
-    heads: tokens that it predicts
-    inner: width of its recurrent state
-    tie: one embedding, head and norm for all stages
-    scale_input: normalise the target's state first
-    text_steps: steps on text
-    own_steps: steps on the target's own continuations
-    text_rows: rows of text to compute states of
-    own_rows: continuations to draw
-    eval_rows: greedy continuations to evaluate on
-    length: tokens of a row of text
-    prompt_tokens: of a prompt cut from the corpus
-    new_tokens: of a continuation
-    batch: rows a step
-    lr: highest learning rate
-    eval_every: steps between evaluations
-    save_every: steps between checkpoints
-    seed: of weights, order and continuations
-    dtype: of the computation; the weights are float32 while they learn
-    progress: show a bar
-    """
-    material = gather(
-        lab, Path(out) / "states", (HEAD_INPUT,), corpus=corpus, prompts=prompts, held_out=held_out,
-        text_rows=text_rows if text_steps else 0, own_rows=own_rows if own_steps else 0, eval_rows=eval_rows,
-        length=length, prompt_tokens=prompt_tokens, new_tokens=new_tokens, seed=seed, progress=progress,
-    )  # fmt: skip
-    torch.manual_seed(seed)
-    made = MLPSpeculator(lab.backbone.head_width, lab.backbone.vocab, heads, inner, tie=tie, scale_input=scale_input)
-    start_small(made)
-    recipe = dict(recipe="mlp-speculator", heads=heads, inner=inner, tie=tie, scale_input=scale_input, dtype=str(dtype))
-    return train_heads(
-        made, lab, out, material, recipe=recipe, steps=(text_steps, own_steps), batch=batch, lr=lr,
-        eval_every=eval_every, save_every=save_every, seed=seed, dtype=dtype, progress=progress,
-    )  # fmt: skip
-
-
-def medusa(
-    lab: Any,
-    out: Any,
-    *,
-    corpus: Any = "stdlib",
-    prompts: Any = None,
-    held_out: Any = 0.05,
-    heads: int = 3,
-    layers: int = 1,
-    version: int = 2,
-    text_steps: int = 2000,
-    own_steps: int = 1000,
-    text_rows: int = 4000,
-    own_rows: int = 1000,
-    eval_rows: int = 32,
-    length: int = 256,
-    prompt_tokens: int = 64,
-    new_tokens: int = 192,
-    batch: int = 8,
-    lr: float = 1e-3,
-    eval_every: int = 200,
-    save_every: int = 100,
-    seed: int = 0,
-    dtype: Any = "bfloat16",
-    progress: bool = True,
-) -> Trained:
-    """Train Medusa heads on a target that does not change (Medusa-1, 2401.10774).
-
-    out: the run's folder; a run that stopped goes on
-    corpus: stdlib, stdlib-docstrings, package:NAME, a file or a folder
-    prompts: JSONL file of prompts to continue; default: the beginnings of the corpus' rows
-    held_out: share of the files (or of the prompts) held out for evaluation
-    heads: tokens that they predict
-    layers: ResBlocks in each head
-    version: 1, with output layers of their own that start as the target's; or 2, through the target's head
-    text_steps: steps on text
-    own_steps: steps on the target's own continuations
-    text_rows: rows of text to compute states of
-    own_rows: continuations to draw
-    eval_rows: greedy continuations to evaluate on
-    length: tokens of a row of text
-    prompt_tokens: of a prompt cut from the corpus
-    new_tokens: of a continuation
-    batch: rows a step
-    lr: highest learning rate
-    eval_every: steps between evaluations
-    save_every: steps between checkpoints
-    seed: of order and continuations
-    dtype: of the computation; the weights are float32 while they learn
-    progress: show a bar
-    """
-    if version not in (1, 2):
-        raise LabkitError(f"got version={version!r}; write 1 or 2")
-    material = gather(
-        lab, Path(out) / "states", (HEAD_INPUT,), corpus=corpus, prompts=prompts, held_out=held_out,
-        text_rows=text_rows if text_steps else 0, own_rows=own_rows if own_steps else 0, eval_rows=eval_rows,
-        length=length, prompt_tokens=prompt_tokens, new_tokens=new_tokens, seed=seed, progress=progress,
-    )  # fmt: skip
-    backbone = lab.backbone
-    made = Medusa(
-        backbone.head_width, backbone.vocab, heads, layers, base=target_head(backbone) if version == 2 else None
-    )
-    if version == 1:
-        with torch.no_grad():
-            for head in made.heads:
-                head[-1].weight.copy_(backbone.model.get_output_embeddings().weight)  # type: ignore
-    recipe = dict(recipe="medusa", heads=heads, layers=layers, version=version, dtype=str(dtype))
-    return train_heads(
-        made, lab, out, material, recipe=recipe, steps=(text_steps, own_steps), batch=batch, lr=lr,
-        eval_every=eval_every, save_every=save_every, seed=seed, dtype=dtype, progress=progress,
-    )  # fmt: skip
-
-
-def start_small(heads: MLPSpeculator) -> None:
-    """Weights as published: normal with a deviation of 1 / sqrt(inner), norms 1 and 0."""
-    for module in heads.modules():
-        if isinstance(module, nn.Embedding | nn.Linear):
-            nn.init.normal_(module.weight, 0.0, heads.inner**-0.5)
+def most_frequent(rows: States, vocab: int, count: int) -> Int[Tensor, "count"]:
+    """The ids of the `count` tokens that occur most in the rows, in order."""
+    seen = torch.zeros(vocab, dtype=torch.long)
+    for at in range(len(rows)):
+        tokens = rows[at]["tokens"].long()
+        seen += torch.bincount(tokens[tokens >= 0], minlength=vocab)
+    return seen.topk(count).indices.sort().values

@@ -11,6 +11,7 @@ from tqdm import tqdm
 from labkit import data
 from labkit.errors import LabkitError
 from labkit.prompts import read_prompts
+from labkit.training.asked import instructions
 from labkit.training.states import OwnRows, Source, States, TextRows, cache_states
 
 
@@ -25,7 +26,8 @@ class Material:
 
 def gather(
     lab: Any, folder: Path, depths: Sequence[int], *, corpus: Any, prompts: Any, held_out: Any, text_rows: int,
-    own_rows: int, eval_rows: int, length: int, prompt_tokens: int, new_tokens: int, seed: int, progress: bool,
+    own_rows: int, eval_rows: int, length: int, prompt_tokens: int, new_tokens: int, temperature: float,
+    seed: int, progress: bool,
 ) -> Material:  # fmt: skip
     """Compute, or find in `folder`, all states of a recipe. The arguments are those of `mlp_speculator`."""
     if lab.tokenizer is None:
@@ -34,12 +36,12 @@ def gather(
     if prompts is None:
         ask, judge = (_beginnings(side.rows(lab.tokenizer, length), prompt_tokens) for side in (train, rest))
     else:
-        every = _prompts(lab, prompts)
-        cut = max(1, round(len(every) * (held_out if isinstance(held_out, float) else 0.05)))
+        every = _prompts(lab, instructions(own_rows + eval_rows, seed) if prompts == "instructions" else prompts)
+        cut = min(eval_rows, max(1, round(len(every) * held_out)))
         judge, ask = every[:cut], every[cut:]
     sources: list[tuple[str, Source | None]] = [
         ("text", TextRows(_spread(train.rows(lab.tokenizer, length), text_rows)) if text_rows else None),
-        ("own", OwnRows(tuple(_spread(ask, own_rows)), new_tokens, 1.0, seed) if own_rows else None),
+        ("own", OwnRows(tuple(_spread(ask, own_rows)), new_tokens, temperature, seed) if own_rows else None),
         ("held-out", OwnRows(tuple(_spread(judge, eval_rows)), new_tokens, 0.0, seed)),
     ]
     made: list[States | None] = []

@@ -94,7 +94,12 @@ class OwnRows(Source):
         """Generated when asked for."""
         some = self.prompts[start:stop]
         made = continuations(
-            lab, some, max_new_tokens=self.new_tokens, temperature=self.temperature, seed=self.seed + start
+            lab,
+            some,
+            max_new_tokens=self.new_tokens,
+            temperature=self.temperature,
+            seed=self.seed + start,
+            batch=len(some),
         )
         full = made.new_full((len(some), self.length), PADDING)
         full[:, : made.shape[1]] = made
