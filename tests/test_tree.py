@@ -9,7 +9,7 @@ import labkit
 
 ROOT = Path(labkit.__file__).parent
 LAYERS = [
-    {"errors"},
+    {"errors", "shipped"},
     {"cache", "draft", "noise"},
     {"attention", "views", "probe", "exits", "backbone"},
     {"session"},

@@ -11,6 +11,7 @@ from labkit.errors import LabkitError
 from labkit.heads.adapters import Affine, DraftVocabulary, ExitClassifier, Kangaroo
 from labkit.heads.files import HASH, fill, head_hash, write_checkpoint
 from labkit.heads.stored import Stored
+from labkit.shipped import comes_with_labkit
 
 SETTINGS: dict[type, tuple[str, ...]] = {
     Affine: ("width",), Kangaroo: ("width", "heads", "kv_heads", "head_dim", "rope_theta", "eps"),
@@ -83,7 +84,7 @@ def _open(folder: Any, lab: Any, check: bool) -> tuple[dict[str, Any], Stored]:
     """The checked config and the tensors, none of them read yet."""
     if not isinstance(folder, str | os.PathLike) or not hasattr(lab, "backbone"):
         raise LabkitError(f"got folder={folder!r}, lab={lab!r}; write load_adapter(folder, lab)")
-    folder = Path(folder)
+    folder = comes_with_labkit(folder) or Path(folder)
     try:
         config = json.loads((folder / "config.json").read_text())
         missing = [key for key in SETTINGS[KINDS[config["labkit_adapter"]]] if key not in config]

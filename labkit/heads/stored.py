@@ -13,6 +13,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from labkit.errors import LabkitError
+from labkit.shipped import comes_with_labkit
 
 WEIGHTS = ("model.safetensors", "medusa_lm_head.safetensors", "pytorch_model.bin", "medusa_lm_head.pt")
 PREFIXES = ("speculator.", "medusa_head.")
@@ -65,6 +66,8 @@ def find_folder(source: Any) -> Path:
     """A folder that holds the checkpoint: the one given, or the hub's copy of it."""
     if not isinstance(source, str | os.PathLike):
         raise LabkitError(f"got {source!r}; give a folder or a hub id")
+    if (ours := comes_with_labkit(source)) is not None:
+        return ours
     path = Path(source).expanduser()
     if path.is_dir():
         return path
