@@ -188,8 +188,8 @@ class Drafter(ABC):
         """The model work of drafting a full round, and of verifying it, on a target of `depth` layers."""
         return [], [Work(0, depth, 1 + self.nodes, head=1 + self.nodes)]
 
-    def report(self, session: Session) -> dict[str, Any]:
-        """What a generation's settings should record of this strategy when it is over."""
+    def report(self, state: Any) -> dict[str, Any]:
+        """What a generation's settings should record of this strategy when it is over: values that JSON has."""
         return {}
 
     @abstractmethod

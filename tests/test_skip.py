@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import json
 import logging
 import random
 
@@ -12,7 +13,7 @@ from scripted import reference, watched
 from transformers import DynamicCache
 
 import labkit
-from labkit import LabkitError, Session, SkipLayers, search_skips, views
+from labkit import LabkitError, Plain, Session, SkipLayers, Union, search_skips, views
 from labkit.costs import work_seconds
 from labkit.drafters import OnTheFly, on_the_fly
 from labkit.drafters.sublayers import SubLayers, agreement, evenly
@@ -192,6 +193,9 @@ def test_on_the_fly(prompts, options, caplog):
     scored = sum(any(r.drafted) for r in out.rounds) // 3
     assert scored > 1 and out.settings["host_copies"] == len(out.rounds) + scored
     assert caplog.messages and all("SubLayers" in message for message in caplog.messages)
+    found = json.loads(json.dumps(out.settings["skipped"]))
+    assert caplog.messages[-1].startswith(repr(SubLayers(found["attention"], found["mlp"]))) and 0 < found["score"] <= 1
+    assert "skipped" not in plain.settings and lab.generate(prompts[0], Union(drafter, Plain())).settings["skipped"]
     again = lab.generate(prompts, drafter, max_new_tokens=24, **options)
     assert [r.drafted for r in again.rounds] == [r.drafted for r in out.rounds]
     fixed = lab.generate(
@@ -217,6 +221,9 @@ def test_the_better_stays_until_it_is_good_enough(monkeypatch, scores, kept, sco
         state.look_around()
         if asked and state.rounds % 2 == 0 and len(asked) == state.rounds:
             assert asked[-2] is before and state.drafting is (asked[-1] if kept else before)
+    (old, rows), (new, _) = scores[:2]
+    assert state.found()["score"] == (max(old, new) / rows if rows else None)
+    assert SubLayers(state.found()["attention"], state.found()["mlp"]) == state.skipped
     assert len(asked) == 2 * scorings and session.cache.copies == scorings
 
 

@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -67,8 +68,9 @@ class Adaptive(Combined):
     steps: one more is worth it while the chance that all are accepted is above c times the speed-up. alpha is counted
     in the run, old counts fading to an optimistic prior, so that what was given up is tried again; c and v are timed at
     the start, three times on the session's own shapes, or in the run where a candidate does not know its work. Picks
-    are logged (labkit.drafters.adaptive, DEBUG). One counted copy a round that drafted tells each row's draft length.
-    Lossless; but under `Rejection` the text of a seed depends on the picks, and so on the clock.
+    are logged (labkit.drafters.adaptive, DEBUG), and how many of each there were, with alpha and costs, is in the
+    generation's settings. One counted copy a round that drafted tells each row's draft length. Lossless; but under
+    `Rejection` the text of a seed depends on the picks, and so on the clock.
     """
 
     candidates: Sequence[Drafter]
@@ -118,6 +120,16 @@ class Adaptive(Combined):
         deepest = (draft.valid * (draft.levels() + 1)).amax(1) if draft.nodes else context.n * 0
         state.proposed = record, context.lengths, deepest
         return draft
+
+    def report(self, state: _State) -> dict[str, Any]:
+        """Of each candidate, picks and what is thought of it in the end (seconds of a level and of a verification)."""
+        picks = Counter(index for index, _ in state.picks)
+        known = [
+            {"drafter": repr(member), "picks": picks[i], "alpha": r.alpha, "draft_s": r.draft, "verify_s": r.verify}
+            for i, (member, r) in enumerate(zip(self.members, state.records, strict=True))
+        ]
+        plain = {"plain_picks": picks[-1], "plain_s": state.step}
+        return super().report(state) | {"adaptive": plain | {"candidates": known}}
 
 
 def learn(state: _State, context: Context) -> None:

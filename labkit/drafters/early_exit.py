@@ -153,8 +153,9 @@ class EarlyExit(Drafter):
         count = state.chain.grow(context, context.length(self.max_draft), step)
         return state.chain.draft(descent.exits[:, :count], descent.partial() if self.hands_over else None)
 
-    def report(self, session: Session) -> dict[str, Any]:
+    def report(self, state: _State) -> dict[str, Any]:
         """Bytes of keys and values that a draft step reads at the run's end, and that it would read of all of them."""
+        session = state.session
         depth = self.depths(session.backbone.depth)[-1]
         read = {"kv_bytes_per_draft_step": self.kv.read_bytes(session, depth)}
         return read | {"kv_bytes_of_full": Full().read_bytes(session, depth)}
