@@ -159,9 +159,9 @@ class _Run:
         self.stop = Stopping(rows, options.max_new_tokens, eos, criteria)
         self.warp = Warp([self._processors(len(row), eos) for row in rows])
         self.noise = Noise.of(options.seed, len(rows), silent=not options.sampling, device=self.target.device)
-        self.session = Session(
-            self.target, len(rows), longest + options.max_new_tokens + self.drafter.scratch, self.drafter.taps
-        )
+        scratch = self.drafter.scratch
+        capacity = longest + options.max_new_tokens + scratch
+        self.session = Session(self.target, len(rows), capacity, self.drafter.taps, scratch)
         try:
             self.drafter.check(self.session)
         except LabkitError as error:
