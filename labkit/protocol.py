@@ -73,6 +73,11 @@ class Context:
         """The same round for member `index` (0 to 14) of a combinator: it is not alone, and its draws are its own."""
         return replace(self, alone=False, member=self.member * 16 + 1 + index)
 
+    def shortened(self, levels: int) -> "Context":
+        """The same round with room for drafts of at most so many levels."""
+        room = [min(r, levels + 1) for r in self.room]
+        return replace(self, room=room, max_room=min(self.max_room, levels + 1))
+
     def draw(self, logits: Float[Tensor, "batch vocab"], drafted: Int[Tensor, "batch level"]) -> Drawn:
         """The drafter's next token after the chain `drafted`, from its own `logits`.
 

@@ -29,7 +29,8 @@ from labkit import (
     never,
 )
 from labkit.acceptance import PLACES
-from labkit.drafters.adaptive import DISCOUNT, HOPE, Record, _State, learn, pick
+from labkit.drafters.adaptive import _State, learn, pick
+from labkit.drafters.record import DISCOUNT, HOPE, Record
 from labkit.drafters.written import read_strategy
 from labkit.protocol import Work
 

@@ -27,8 +27,7 @@ from labkit import (
     never,
 )
 from labkit.drafters.lookup import _Index
-from labkit.drafters.mixture import alike, merged, mixed
-from labkit.drafters.shorter import struck
+from labkit.drafters.mixture import alike, merged, mixed, struck
 from labkit.protocol import Context
 from labkit.session import Session
 

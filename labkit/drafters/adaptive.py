@@ -12,41 +12,12 @@ from torch import Tensor
 from labkit.costs import Clock
 from labkit.draft import Draft
 from labkit.drafters.combined import Combined, check_members
-from labkit.drafters.shorter import shortened
+from labkit.drafters.record import Record
 from labkit.errors import LabkitError
 from labkit.protocol import Context, Drafter, Work
 from labkit.session import Session
 
-DISCOUNT, PRIOR, HOPE = 0.97, 0.5, 0.9
-"""Of old counts in each round; weight and acceptance of what is assumed of a strategy."""
-
 _log = logging.getLogger(__name__)
-
-
-@dataclass
-class Record:
-    """What one candidate did and costs; counts are discounted, seconds are of one level and of a whole verification."""
-
-    levels: int
-    known: bool
-    draft: float | None
-    verify: float
-    accepted: float = 0.0
-    judged: float = 0.0
-    spoke: float = 0.0
-    asked: float = 0.0
-
-    @property
-    def alpha(self) -> float:
-        """Conditional acceptance; with nothing known, what is hoped."""
-        return (PRIOR * HOPE + self.accepted) / (PRIOR + self.judged)
-
-    def rate(self, levels: int, step: float) -> float:
-        """Expected tokens per plain step of time. Verification costs between a plain step and a whole draft's."""
-        share = (PRIOR + self.spoke) / (PRIOR + self.asked)
-        more = sum(self.alpha**level for level in range(1, levels + 1))
-        verify = step + (self.verify - step) * levels / self.levels
-        return (1 + share * more) / ((levels * (self.draft or 0) + share * verify + (1 - share) * step) / step)
 
 
 @dataclass
@@ -113,7 +84,7 @@ class Adaptive(Combined):
         member, record = self.members[index], state.records[index]
         _log.debug("round %d: %d of %r, alpha %.2f", context.round, levels, member, record.alpha)
         began = time.perf_counter()
-        draft = member.propose(state.members[index], shortened(context.for_member(index), levels))
+        draft = member.propose(state.members[index], context.for_member(index).shortened(levels))
         if not record.known:
             took = (time.perf_counter() - began) / levels
             record.draft = took if record.draft is None else 0.5 * (record.draft + took)
@@ -135,19 +106,14 @@ class Adaptive(Combined):
 def learn(state: _State, context: Context) -> None:
     """Count what the last round accepted, in rows that it did not finish: there the text was cut."""
     for record in state.records:
-        for name in ("accepted", "judged", "spoke", "asked"):
-            setattr(record, name, DISCOUNT * getattr(record, name))
+        record.fade()
     if state.proposed is None:
         return
     (record, before, deepest), state.proposed = state.proposed, None
     rows = zip(state.session.to_host(deepest), before, context.lengths, context.done, strict=True)
     for drafted, old, new, done in rows:
-        if done:
-            continue
-        record.asked += 1
-        record.spoke += drafted > 0
-        record.accepted += min(drafted, new - old - 1)
-        record.judged += min(drafted, new - old)
+        if not done:
+            record.count(drafted, new - old)
 
 
 def pick(state: _State, context: Context) -> tuple[int, int]:
