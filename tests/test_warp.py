@@ -9,9 +9,9 @@ import torch
 import transformers as hf
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_noise import NoSync
 from torch import Tensor
 from transformers.generation import logits_process as lp
+from waiting import NoSync
 
 from labkit.draft import Draft
 from labkit.errors import LabkitError
