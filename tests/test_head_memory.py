@@ -101,10 +101,8 @@ def test_live_memory_formula_of_published_shapes():
     assert count(tied) == 2 * v * m + d * m + m * m + 2 * m
 
 
-def test_live_memory_of_a_published_shape():
+def test_live_memory_of_a_published_shape(live_bytes):
     """llama-160m-accelerator's heads: after the first round nothing grows."""
-    from test_loop import live_bytes
-
     from labkit.lab import _Run
 
     settings = families.COMMON | {"hidden_size": 768, "vocab_size": 32000, "num_hidden_layers": 1}
