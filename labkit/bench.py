@@ -127,7 +127,7 @@ def rivals(lab: Lab, drafters: Sequence[Drafter], max_new_tokens: int) -> list[C
         if (
             isinstance(drafter, EarlyExit)
             and drafter == EarlyExit(drafter.exit, drafter.max_draft)
-            and (drafter.fixed and drafter.exit != lab.backbone.depth)
+            and (drafter.exits.fixed and drafter.exit != lab.backbone.depth)
         ):
             name = f"transformers assistant_early_exit={drafter.exit}, num_assistant_tokens={drafter.max_draft}"
             found.append(theirs(lab, name, max_new_tokens, assistant_early_exit=drafter.exit,

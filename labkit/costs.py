@@ -2,13 +2,13 @@
 
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 
-from labkit.protocol import Work
+from labkit.protocol import Context, Drafter, Work
 from labkit.session import Session
 
 REPEATS = 3
@@ -36,6 +36,21 @@ def work_seconds(session: Session, work: Work) -> float:
             hidden[0, 0, 0].item()
         total += time.perf_counter() - began
     return total
+
+
+def whole_draft(drafter: Drafter) -> Work:
+    """A full draft as the strategy proposes it, in a greedy round with all the room there is."""
+
+    def ready(session: Session) -> Callable[[], Any]:
+        rows, state = session.tokens.tolist(), drafter.begin(session)
+        history = [row[:n] for row, n in zip(rows, session.lengths, strict=True)]
+        room = [session.capacity] * session.batch
+        context = Context(session.tokens, session.n, history, session.lengths, [False] * session.batch, room,
+                          session.capacity, 0, warp=lambda scores, *rest: scores.float(),
+                          noise=lambda level, vocab, member: None)  # fmt: skip
+        return lambda: drafter.propose(state, context).tokens.tolist()
+
+    return Work(0, 0, 1, other=ready)
 
 
 class Clock:

@@ -49,14 +49,13 @@ class Round:
 
 
 def decode(
-    session: Session, drafter: Drafter, acceptance: Acceptance, warp: Warp, noise: Noise, stop: Stopping
+    session: Session, drafter: Drafter, state: Any, acceptance: Acceptance, warp: Warp, noise: Noise, stop: Stopping
 ) -> Iterator[Round]:
-    """Generate into `session` until `stop` is satisfied in every row, a round at a time.
+    """Generate into a prefilled `session` until `stop` is satisfied in every row, a round at a time.
 
-    Each round is committed before it is yielded, so that a consumer may walk away at any time.
+    state: what `drafter.begin(session)` made. Each round is committed before it is yielded, so that a consumer may
+    walk away at any time.
     """
-    with torch.inference_mode():
-        state = drafter.begin(session)
     for number in itertools.count():
         if all(stop.done):
             return

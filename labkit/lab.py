@@ -159,9 +159,9 @@ class _Run:
         self.stop = Stopping(rows, options.max_new_tokens, eos, criteria)
         self.warp = Warp([self._processors(len(row), eos) for row in rows])
         self.noise = Noise.of(options.seed, len(rows), silent=not options.sampling, device=self.target.device)
-        self.session = Session(
-            self.target, len(rows), longest + options.max_new_tokens + self.drafter.scratch, self.drafter.taps
-        )
+        scratch = self.drafter.scratch
+        capacity = longest + options.max_new_tokens + scratch
+        self.session = Session(self.target, len(rows), capacity, self.drafter.taps, scratch)
         try:
             self.drafter.check(self.session)
         except LabkitError as error:
@@ -174,6 +174,7 @@ class _Run:
         if options.streamer is not None and not all(hasattr(options.streamer, verb) for verb in ("put", "end")):
             raise LabkitError(f"got streamer={options.streamer!r}; give a transformers streamer, with put and end")
         self.seconds = self.prefill_seconds = 0.0
+        self.state: Any = None
 
     def _processors(self, prompt_length: int, eos: frozenset[int]) -> list:
         o = self.options
@@ -192,8 +193,10 @@ class _Run:
             streamer.put(torch.tensor(self.prompts.rows, device="cpu"))
         with torch.inference_mode():
             self.session.prefill(self.prompts.rows)
-        self.prefill_seconds = time.perf_counter() - started
-        for happened in decode(self.session, self.drafter, self.options.rule, self.warp, self.noise, self.stop):
+            self.prefill_seconds = time.perf_counter() - started
+            self.state = self.drafter.begin(self.session)
+        how = self.options.rule, self.warp, self.noise, self.stop
+        for happened in decode(self.session, self.drafter, self.state, *how):
             self.seconds = time.perf_counter() - started
             if streamer is not None:
                 for token in happened.tokens[0]:
@@ -212,7 +215,7 @@ class _Run:
             "drafter": repr(self.drafter), **options.record(), "acceptance": repr(options.rule),
             "model": model.config.name_or_path or type(model).__name__, "depth": self.target.depth,
             "dtype": str(self.target.dtype).removeprefix("torch."), "device": str(self.target.device),
-            **self.drafter.report(self.session),
+            **self.drafter.report(self.state),
             "host_copies": len(rounds) + self.warp.syncs + self.session.cache.copies,
             "lossy": lossy,
         }  # fmt: skip

@@ -73,6 +73,11 @@ class Context:
         """The same round for member `index` (0 to 14) of a combinator: it is not alone, and its draws are its own."""
         return replace(self, alone=False, member=self.member * 16 + 1 + index)
 
+    def shortened(self, levels: int) -> "Context":
+        """The same round with room for drafts of at most so many levels."""
+        room = [min(r, levels + 1) for r in self.room]
+        return replace(self, room=room, max_room=min(self.max_room, levels + 1))
+
     def draw(self, logits: Float[Tensor, "batch vocab"], drafted: Int[Tensor, "batch level"]) -> Drawn:
         """The drafter's next token after the chain `drafted`, from its own `logits`.
 
@@ -188,8 +193,8 @@ class Drafter(ABC):
         """The model work of drafting a full round, and of verifying it, on a target of `depth` layers."""
         return [], [Work(0, depth, 1 + self.nodes, head=1 + self.nodes)]
 
-    def report(self, session: Session) -> dict[str, Any]:
-        """What a generation's settings should record of this strategy when it is over."""
+    def report(self, state: Any) -> dict[str, Any]:
+        """What a generation's settings should record of this strategy when it is over: values that JSON has."""
         return {}
 
     @abstractmethod

@@ -40,9 +40,10 @@ class Session:
 
     tokens (batch, capacity + 1) and n (batch,) live on the device; `lengths` is their mirror on the host.
     Every run writes only to slots at or above the pending one (or re-writes committed slots with the same).
+    Of its `capacity` slots the last `scratch` are for drafts alone: no row comes to more than `longest` tokens.
     """
 
-    def __init__(self, backbone: Backbone, batch: int, capacity: int, taps: Sequence[int] = ()):
+    def __init__(self, backbone: Backbone, batch: int, capacity: int, taps: Sequence[int] = (), scratch: int = 0):
         device = backbone.device
         for depth in taps:
             if depth != HEAD_INPUT and not 1 <= depth <= backbone.depth:
@@ -50,7 +51,7 @@ class Session:
                     f"got a tap at depth {depth!r}; needed is a depth from 1 to {backbone.depth}, or {HEAD_INPUT} for "
                     "what the head reads (the token embeddings are in the model itself)"
                 )
-        self.backbone, self.batch, self.capacity = backbone, batch, capacity
+        self.backbone, self.batch, self.capacity, self.longest = backbone, batch, capacity, capacity - scratch
         self.cache = backbone.cache(batch, capacity, taps)
         self.tokens = torch.zeros((batch, capacity + 1), dtype=torch.long, device=device)
         self.n = torch.zeros(batch, dtype=torch.long, device=device)

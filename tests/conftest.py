@@ -1,5 +1,6 @@
 """Shapes are checked at run time in the tests; the real model and the browser are asked for by markers."""
 
+import gc
 import os
 import sys
 from pathlib import Path
@@ -39,6 +40,28 @@ def pytest_collection_modifyitems(items):
             for item in items:
                 if item.get_closest_marker(marker):
                     item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture
+def live_bytes():
+    """A function that says how many bytes of tensors there are, of those made in the test.
+
+    What is older is left out of gc.collect and gc.get_objects: seconds become milliseconds.
+    """
+
+    def count() -> int:
+        gc.collect()
+        storages = {}
+        for thing in gc.get_objects():
+            if issubclass(type(thing), torch.Tensor) and thing.layout == torch.strided and thing.device.type != "meta":
+                storage = thing.untyped_storage()
+                storages[storage.data_ptr()] = storage.nbytes()
+        return sum(storages.values())
+
+    gc.collect()
+    gc.freeze()
+    yield count
+    gc.unfreeze()
 
 
 @pytest.fixture(scope="session")

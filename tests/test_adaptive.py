@@ -1,6 +1,7 @@
 """Adaptive: what it counts, what it picks, what it times; strategies of strategies as text, and their refusals."""
 
 import itertools
+import json
 import logging
 from types import SimpleNamespace
 
@@ -28,7 +29,8 @@ from labkit import (
     never,
 )
 from labkit.acceptance import PLACES
-from labkit.drafters.adaptive import DISCOUNT, HOPE, Record, _State, learn, pick
+from labkit.drafters.adaptive import _State, learn, pick
+from labkit.drafters.record import DISCOUNT, HOPE, Record
 from labkit.drafters.written import read_strategy
 from labkit.protocol import Work
 
@@ -182,6 +184,22 @@ def test_sizes_and_taps():
     both = Fallback(PromptLookup(2, 8), union)
     assert (both.nodes, both.levels, both.hands_over) == (14, 8, True)
     assert not Union(Plain(), PromptLookup()).hands_over and Adaptive([Plain(), union]).nodes == 14
+
+
+def test_what_was_picked_is_reported(monkeypatch, states):
+    """Of an Adaptive in other strategies too, by its own state; and no tensor among it."""
+    seconds(monkeypatch, lambda work: 1.0 + 0.1 * work.rows)
+    inner = Adaptive([right(), Plain(), EarlyExit(labkit.confidence(0.3), 2)])
+    for drafter in (inner, AtMost(3, inner), Union(PromptLookup(), Until(never, inner))):
+        settings = run(drafter).settings
+        told, state = json.loads(json.dumps(dict(settings)))["adaptive"], states[-1]
+        assert (told["plain_picks"], told["plain_s"]) == (state.picks.count((-1, 0)), state.step)
+        for index, (got, record) in enumerate(zip(told["candidates"], state.records, strict=True)):
+            assert got["drafter"] == repr(inner.members[index])
+            assert got["picks"] == sum(picked == index for picked, _ in state.picks)
+            assert (got["alpha"], got["draft_s"], got["verify_s"]) == (record.alpha, record.draft, record.verify)
+        assert told["candidates"][0]["picks"] > 0 and told["candidates"][0]["alpha"] > HOPE
+        assert settings["kv_bytes_of_full"] > 0
 
 
 def test_reports_are_merged():

@@ -6,12 +6,15 @@ from dataclasses import replace
 import families
 import pytest
 import torch
+import transformers as hf
 from scripted import RandomTree, Replay, reference
 
 import labkit
 from labkit import (
+    Adaptive,
     AtMost,
     Draft,
+    DraftModel,
     EarlyExit,
     Fallback,
     Heads,
@@ -24,8 +27,7 @@ from labkit import (
     never,
 )
 from labkit.drafters.lookup import _Index
-from labkit.drafters.mixture import alike, merged, mixed
-from labkit.drafters.shorter import struck
+from labkit.drafters.mixture import alike, merged, mixed, struck
 from labkit.protocol import Context
 from labkit.session import Session
 
@@ -228,6 +230,26 @@ def test_copies_to_the_host():
         out = run(drafter)
         copies, drafting = out.settings["host_copies"], sum(any(r.drafted) for r in out.rounds)
         assert copies == len(out.rounds) + extra * drafting, drafter
+
+
+@functools.cache
+def short_model():
+    settings = {"num_hidden_layers": 2, "max_position_embeddings": 30, "n_inner": 48}
+    return labkit.Backbone(families.build(hf.GPT2Config, families.SMALL | settings | families.NO_DROPOUT))
+
+
+@pytest.mark.parametrize(
+    "among",
+    [lambda a: a, lambda a: Union(a, PromptLookup(2, 9)), lambda a: Union(EarlyExit(2, 3), AtMost(2, a)),
+     lambda a: Fallback(PromptLookup(2, 9), a), lambda a: Adaptive([a, EarlyExit(2, 7)])],
+    ids=["alone", "Union", "Union, nested", "Fallback", "Adaptive"],
+)  # fmt: skip
+def test_a_draft_model_needs_positions_for_the_text_only(among):
+    """Whatever slots the others want for their drafts. The longest prompt has 12 tokens: 12 + 18 = 30."""
+    drafter = among(DraftModel(short_model(), 3))
+    assert run(drafter).tokens == [text[:COUNT] for text in texts()]
+    with pytest.raises(LabkitError, match="has 30 positions, and prompt and new tokens need 31"):
+        lab().generate(PROMPTS, drafter, max_new_tokens=COUNT + 1)
 
 
 # -- shorter drafts -------------------------------------------------------------------------------------

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 from scripted import Drawing
-from test_acceptance import MODELS, ROWS, VOCAB, misfit, plain_law
 from test_combine import lab
+from toys import MODELS, ROWS, VOCAB, misfit, plain_law
 
 from labkit import AtMost, Fallback, Rejection, Union, Until
 from labkit.drafters.mixture import merged
@@ -23,7 +23,7 @@ MODELS = MODELS | {  # what one draft leaves of the target's law is spread out, 
 
 
 def law_misfit(drafter, models="skewed") -> float:
-    """As test_acceptance's `sampled`, with a real strategy: two tokens in each of many rows, by rounds."""
+    """As test_acceptance_law's `sampled`, with a real strategy: two tokens in each of many rows, by rounds."""
     rule, noise, target = Rejection(), Noise(torch.arange(ROWS) - ROWS // 2, False), MODELS[models][0]
     tokens, n = torch.zeros(ROWS, 32, dtype=torch.long), torch.ones(ROWS, dtype=torch.long)
     session = Session(lab().backbone, 1, 4)

@@ -5,31 +5,14 @@ import math
 
 import pytest
 import torch
-from torch.overrides import TorchFunctionMode, resolve_name
+from counts import bound, chi_square
+from waiting import NoSync
 
 from labkit.errors import LabkitError
 from labkit.noise import GOLDEN, Noise, Salt, _unit, splitmix64
 
 CPU = torch.device("cpu")
 WORD = (1 << 64) - 1
-
-
-class NoSync(TorchFunctionMode):
-    """Raises on whatever would make a GPU wait for the host, or give a tensor a size that depends on its data."""
-
-    banned = frozenset(
-        "item tolist cpu numpy nonzero argwhere masked_select unique unique_consecutive equal allclose is_nonzero "
-        "bincount __bool__ __int__ __float__ __index__ __contains__ __array__".split()
-    )
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        name = (resolve_name(func) or func.__name__).rsplit(".", 1)[-1]
-        index = args[1] if name in ("__getitem__", "__setitem__") else ()
-        masked = any(isinstance(i, torch.Tensor) for i in (index if isinstance(index, tuple) else (index,)))
-        searched = name == "where" and len(args) + len(kwargs or {}) == 1
-        moved = name == "to" and any(str(a) == "cpu" for a in [*args[1:], *(kwargs or {}).values()])
-        assert not (name in self.banned or masked or searched or moved), f"{name} in a round"
-        return func(*args, **(kwargs or {}))
 
 
 def noise(*seeds: int) -> Noise:
@@ -132,16 +115,6 @@ def test_bad_seeds(seed):
 
 
 # -- the law ------------------------------------------------------------------------------------------------
-
-
-def chi_square(counts: torch.Tensor, expected: torch.Tensor) -> float:
-    return ((counts.double() - expected) ** 2 / expected).sum().item()
-
-
-def bound(freedom: int, x: float = 16.0) -> float:
-    """A chi-square exceeds this with probability below exp(-x) = 1e-7 (Laurent & Massart 2000, lemma 1)."""
-    return freedom + 2 * math.sqrt(freedom * x) + 2 * x
-
 
 SPAN = 512
 

@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,41 +12,12 @@ from torch import Tensor
 from labkit.costs import Clock
 from labkit.draft import Draft
 from labkit.drafters.combined import Combined, check_members
-from labkit.drafters.shorter import shortened
+from labkit.drafters.record import Record
 from labkit.errors import LabkitError
 from labkit.protocol import Context, Drafter, Work
 from labkit.session import Session
 
-DISCOUNT, PRIOR, HOPE = 0.97, 0.5, 0.9
-"""Of old counts in each round; weight and acceptance of what is assumed of a strategy."""
-
 _log = logging.getLogger(__name__)
-
-
-@dataclass
-class Record:
-    """What one candidate did and costs; counts are discounted, seconds are of one level and of a whole verification."""
-
-    levels: int
-    known: bool
-    draft: float | None
-    verify: float
-    accepted: float = 0.0
-    judged: float = 0.0
-    spoke: float = 0.0
-    asked: float = 0.0
-
-    @property
-    def alpha(self) -> float:
-        """Conditional acceptance; with nothing known, what is hoped."""
-        return (PRIOR * HOPE + self.accepted) / (PRIOR + self.judged)
-
-    def rate(self, levels: int, step: float) -> float:
-        """Expected tokens per plain step of time. Verification costs between a plain step and a whole draft's."""
-        share = (PRIOR + self.spoke) / (PRIOR + self.asked)
-        more = sum(self.alpha**level for level in range(1, levels + 1))
-        verify = step + (self.verify - step) * levels / self.levels
-        return (1 + share * more) / ((levels * (self.draft or 0) + share * verify + (1 - share) * step) / step)
 
 
 @dataclass
@@ -67,8 +39,9 @@ class Adaptive(Combined):
     steps: one more is worth it while the chance that all are accepted is above c times the speed-up. alpha is counted
     in the run, old counts fading to an optimistic prior, so that what was given up is tried again; c and v are timed at
     the start, three times on the session's own shapes, or in the run where a candidate does not know its work. Picks
-    are logged (labkit.drafters.adaptive, DEBUG). One counted copy a round that drafted tells each row's draft length.
-    Lossless; but under `Rejection` the text of a seed depends on the picks, and so on the clock.
+    are logged (labkit.drafters.adaptive, DEBUG), and how many of each there were, with alpha and costs, is in the
+    generation's settings. One counted copy a round that drafted tells each row's draft length. Lossless; but under
+    `Rejection` the text of a seed depends on the picks, and so on the clock.
     """
 
     candidates: Sequence[Drafter]
@@ -111,7 +84,7 @@ class Adaptive(Combined):
         member, record = self.members[index], state.records[index]
         _log.debug("round %d: %d of %r, alpha %.2f", context.round, levels, member, record.alpha)
         began = time.perf_counter()
-        draft = member.propose(state.members[index], shortened(context.for_member(index), levels))
+        draft = member.propose(state.members[index], context.for_member(index).shortened(levels))
         if not record.known:
             took = (time.perf_counter() - began) / levels
             record.draft = took if record.draft is None else 0.5 * (record.draft + took)
@@ -119,23 +92,28 @@ class Adaptive(Combined):
         state.proposed = record, context.lengths, deepest
         return draft
 
+    def report(self, state: _State) -> dict[str, Any]:
+        """Of each candidate, picks and what is thought of it in the end (seconds of a level and of a verification)."""
+        picks = Counter(index for index, _ in state.picks)
+        known = [
+            {"drafter": repr(member), "picks": picks[i], "alpha": r.alpha, "draft_s": r.draft, "verify_s": r.verify}
+            for i, (member, r) in enumerate(zip(self.members, state.records, strict=True))
+        ]
+        plain = {"plain_picks": picks[-1], "plain_s": state.step}
+        return super().report(state) | {"adaptive": plain | {"candidates": known}}
+
 
 def learn(state: _State, context: Context) -> None:
     """Count what the last round accepted, in rows that it did not finish: there the text was cut."""
     for record in state.records:
-        for name in ("accepted", "judged", "spoke", "asked"):
-            setattr(record, name, DISCOUNT * getattr(record, name))
+        record.fade()
     if state.proposed is None:
         return
     (record, before, deepest), state.proposed = state.proposed, None
     rows = zip(state.session.to_host(deepest), before, context.lengths, context.done, strict=True)
     for drafted, old, new, done in rows:
-        if done:
-            continue
-        record.asked += 1
-        record.spoke += drafted > 0
-        record.accepted += min(drafted, new - old - 1)
-        record.judged += min(drafted, new - old)
+        if not done:
+            record.count(drafted, new - old)
 
 
 def pick(state: _State, context: Context) -> tuple[int, int]:

@@ -124,12 +124,3 @@ class Unseen:
         behind = 0 if context.alone else max(n - seen for n, seen in zip(context.lengths, self._seen, strict=True))
         self._seen = list(context.lengths)
         return max(2, behind + 1)
-
-
-def bare_context(session: Session) -> Context:
-    """A greedy round with all the room there is, for timing a draft outside the loop."""
-    rows = session.tokens.tolist()
-    history = [row[:n] for row, n in zip(rows, session.lengths, strict=True)]
-    room = [session.capacity] * session.batch
-    return Context(session.tokens, session.n, history, session.lengths, [False] * session.batch, room, session.capacity,
-                   0, warp=lambda scores, *rest: scores.float(), noise=lambda level, vocab, member: None)  # fmt: skip

@@ -68,11 +68,11 @@ class Combined(Drafter):
         """Every member's state."""
         return State(session, [member.begin(session) for member in self.members])
 
-    def report(self, session: Session) -> dict[str, Any]:
+    def report(self, state: Any) -> dict[str, Any]:
         """Every member's; what two of them say differently under one name is marked (2)."""
         found: dict[str, Any] = {}
-        for member in self.members:
-            for name, value in member.report(session).items():
+        for member, its in zip(self.members, state.members, strict=True):
+            for name, value in member.report(its).items():
                 key, count = name, 1
                 while found.get(key, value) != value:
                     count += 1

@@ -2,33 +2,74 @@
 
 import functools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from labkit.backbone import Backbone
 from labkit.draft import Partial
 from labkit.drafters.kv import Reader
-from labkit.exits import ExitRule, fires, last_layer
+from labkit.drafters.lookup import check_count
+from labkit.errors import LabkitError
+from labkit.exits import check_depths, check_rule, fires, last_layer
 from labkit.protocol import Context
 from labkit.session import Session
+
+
+@dataclass(frozen=True)
+class Exits:
+    """Where the tokens of a draft may be read: after one layer, or where a rule lets them go.
+
+    exit: a layer or a rule. layers, minimum, maximum: of a rule only; see EarlyExit.
+    """
+
+    exit: Any
+    layers: Sequence[int] | None
+    minimum: int
+    maximum: int | None
+
+    def __post_init__(self):
+        if not self.fixed:
+            check_rule(self.exit, "exit")
+            return
+        check_count(self.exit, "exit", "EarlyExit")
+        if self.layers is not None or self.maximum is not None or self.minimum != 1:
+            raise LabkitError(
+                "layers, minimum and maximum say where a rule is tested; exit=… is one layer, leave them out"
+            )
+
+    @property
+    def fixed(self) -> bool:
+        """Whether it is one layer."""
+        return not callable(self.exit)
+
+    def depths(self, target: Backbone) -> tuple[int, ...]:
+        """The layer, or where the rule is tested; it is not tested at the last one."""
+        if self.fixed:
+            target.check_exit(self.exit)
+            return (self.exit,)
+        deepest = target.depth if self.maximum is None else self.maximum
+        target.check_exit(self.minimum, "minimum")
+        target.check_exit(deepest, "maximum")
+        return (*(d for d in check_depths(self.layers, target.depth) if self.minimum <= d < deepest), deepest)
 
 
 class Descent:
     """Rows of a draft on their way through the layers: row `level` is the token that the draft's token `level` follows.
 
-    depths: where a row may be read, ascending; `rule` is tested at all but the last. Earlier rows that a deeper one
+    depths: where a row may be read, ascending; a rule is tested at all but the last. Earlier rows that a deeper one
     overtakes are either taken along exactly, or (project) only leave keys and values in the layers that they skipped.
     With exact catch-up the rows that have not passed a layer are always the last ones, so that all are at least as deep
     as the last row: that is the depth handed over. With projection it is the shallowest exit.
     """
 
-    def __init__(
-        self, session: Session, reader: Reader, rule: ExitRule | None, depths: Sequence[int], most: int, project: bool
-    ):
-        self.session, self.reader, self.rule, self.depths, self.project = session, reader, rule, depths, project
-        self.exits: Int[Tensor, "batch most"] = session.tokens.new_full((session.batch, most), depths[-1])
+    def __init__(self, session: Session, reader: Reader, exits: Exits, most: int, project: bool):
+        self.session, self.reader, self.project = session, reader, project
+        self.depths, self.rule = exits.depths(session.backbone), None if exits.fixed else exits.exit
+        self.exits: Int[Tensor, "batch most"] = session.tokens.new_full((session.batch, most), self.depths[-1])
         self._most = most
         self._states: dict[int, Tensor] = {}  # (batch, most, width) at each depth
         self._own: Tensor | None = None  # the same, each row where it was read

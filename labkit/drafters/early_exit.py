@@ -1,19 +1,20 @@
 """Self-speculation: draft with the target's own first layers, verify with the rest."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 from torch import Tensor, nn
 
+from labkit.costs import whole_draft
 from labkit.draft import Draft
 from labkit.drafters.adapted import Adapted, check_fit, check_parts
-from labkit.drafters.chain import Chain, bare_context, check_stop
-from labkit.drafters.descent import Descent
+from labkit.drafters.chain import Chain, check_stop
+from labkit.drafters.descent import Descent, Exits
 from labkit.drafters.kv import KV, Full
 from labkit.drafters.lookup import check_count
 from labkit.errors import LabkitError
-from labkit.exits import ExitRule, check_depths, check_rule
+from labkit.exits import ExitRule
 from labkit.protocol import Context, Drafter, StopRule, Work, never
 from labkit.session import Session
 
@@ -22,7 +23,6 @@ NO_ADAPTER = nn.Identity()
 
 @dataclass
 class _State:
-    session: Session
     chain: Chain
     descent: Descent
     adapted: Adapted
@@ -62,23 +62,13 @@ class EarlyExit(Drafter):
         if self.catch_up not in ("exact", "project"):
             raise LabkitError(f'got catch_up={self.catch_up!r}; write "exact" or "project"')
         if not isinstance(self.kv, KV):
-            raise LabkitError(
-                f"got kv={self.kv!r}; write labkit.Window(sinks, recent), labkit.TopK(budget), or nothing"
-            )
-        check_parts(self.adapter, self.head, self.fixed)
-        if self.fixed:
-            check_count(self.exit, "exit", "EarlyExit")  # type: ignore
-            if self.layers is not None or self.maximum is not None or self.minimum != 1:
-                raise LabkitError(
-                    "layers, minimum and maximum say where a rule is tested; exit=… is one layer, leave them out"
-                )
-        else:
-            check_rule(self.exit, "exit")
+            raise LabkitError(f"got kv={self.kv!r}; write labkit.Window(4, 60), labkit.TopK(64), or nothing")
+        check_parts(self.adapter, self.head, self.exits.fixed)
 
     @property
-    def fixed(self) -> bool:
-        """Whether the exit is one layer."""
-        return (isinstance(self.exit, int) and not isinstance(self.exit, bool)) or not callable(self.exit)
+    def exits(self) -> Exits:
+        """Where a token may be read."""
+        return Exits(self.exit, self.layers, self.minimum, self.maximum)
 
     @property
     def nodes(self) -> int:
@@ -96,51 +86,33 @@ class EarlyExit(Drafter):
         return (self.exit,) if Adapted.needs_tap(self.adapter) else ()  # type: ignore
 
     def __repr__(self) -> str:
-        always = [f"{name}={getattr(self, name)!r}" for name in ("exit", "max_draft", "share")]
-        parts = [(f.name, getattr(self, f.name), f.default) for f in fields(self) if f.kw_only]
-        usual = (never, None, "exact", 1, Full())
-        told = [(name, value) for name, value, _ in parts if value not in usual and not isinstance(value, nn.Identity)]
-        shown = [f"{name}={type(x).__name__ if isinstance(x, nn.Module) else repr(x)}" for name, x in told]
-        return f"EarlyExit({', '.join(always + shown)})"
+        told = {f.name: x for f in fields(self) if (x := getattr(self, f.name)) != f.default or not f.kw_only}
+        shown = (f"{name}={type(x).__name__ if isinstance(x, nn.Module) else repr(x)}" for name, x in told.items())
+        return f"EarlyExit({', '.join(shown)})"
 
     def work(self, depth: int) -> tuple[list[Work], list[Work]]:
         """Draft steps through the first layers; verification resumes above them, or starts anew. Unknown for a rule."""
-        rows = 1 + self.max_draft
-        if not self.fixed:
+        exit, rows = self.exit, 1 + self.max_draft
+        if not isinstance(exit, int):
             return [], []
-        draft = [Work(0, self.exit, 1, times=self.max_draft, head=1)]  # type: ignore
-        if not isinstance(self.adapter, nn.Identity) or self.head is not None or not self.kv.exact:
-            draft = [Work(0, 0, 1, other=self._bare)]
+        bare = isinstance(self.adapter, nn.Identity) and self.head is None and self.kv.exact
+        draft = [Work(0, exit, 1, self.max_draft, head=1)] if bare else [whole_draft(self)]
         if not self.hands_over:
             return draft, [Work(0, depth, rows, head=rows)]
-        return draft, [Work(0, self.exit, 1), Work(self.exit, depth, rows, head=rows)]  # type: ignore
-
-    def depths(self, depth: int) -> tuple[int, ...]:
-        """Where a token may be read on a target of `depth` layers; the last is not tested."""
-        if self.fixed:
-            return (self.exit,)  # type: ignore
-        deepest = depth if self.maximum is None else self.maximum
-        return (*(d for d in check_depths(self.layers, depth) if self.minimum <= d < deepest), deepest)
+        return draft, [Work(0, exit, 1), Work(exit, depth, rows, head=rows)]
 
     def check(self, session: Session) -> None:
         """The exit must be a layer of the target, and what reads it must fit."""
-        if self.fixed:
-            session.backbone.check_exit(self.exit)
-        else:
-            session.backbone.check_exit(self.minimum, "minimum")
-            session.backbone.check_exit(session.backbone.depth if self.maximum is None else self.maximum, "maximum")
-            check_depths(self.layers, session.backbone.depth)
+        self.exits.depths(session.backbone)
         check_fit(self.exit, self.adapter, self.head, session)
         self.kv.check(session)
 
     def begin(self, session: Session) -> _State:
         """Static buffers for tokens and exit states."""
-        depths = self.depths(session.backbone.depth)
         reader = self.kv.begin(session, self.max_draft)
-        rule = None if self.fixed else self.exit
-        descent = Descent(session, reader, rule, depths, self.max_draft, self.catch_up == "project")  # type: ignore
-        chain = Chain(session, self.max_draft, self.stop)
-        return _State(session, chain, descent, Adapted(session, depths[-1], self.adapter, self.head))
+        descent = Descent(session, reader, self.exits, self.max_draft, self.catch_up == "project")
+        adapted = Adapted(session, descent.depths[-1], self.adapter, self.head)
+        return _State(Chain(session, self.max_draft, self.stop), descent, adapted)
 
     def propose(self, state: _State, context: Context) -> Draft:
         """One token a step, as deep as the exit says."""
@@ -153,12 +125,6 @@ class EarlyExit(Drafter):
         count = state.chain.grow(context, context.length(self.max_draft), step)
         return state.chain.draft(descent.exits[:, :count], descent.partial() if self.hands_over else None)
 
-    def report(self, session: Session) -> dict[str, Any]:
+    def report(self, state: _State) -> dict[str, Any]:
         """Bytes of keys and values that a draft step reads at the run's end, and that it would read of all of them."""
-        depth = self.depths(session.backbone.depth)[-1]
-        read = {"kv_bytes_per_draft_step": self.kv.read_bytes(session, depth)}
-        return read | {"kv_bytes_of_full": Full().read_bytes(session, depth)}
-
-    def _bare(self, session: Session) -> Callable[[], Any]:
-        state, context = self.begin(session), bare_context(session)
-        return lambda: self.propose(state, context).tokens.tolist()
+        return self.kv.report(state.descent.session, state.descent.depths[-1])

@@ -45,6 +45,13 @@ class KV(ABC):
     def slots(self, context: int) -> tuple[int, int]:
         """How many slots' keys, and how many slots' values, one row reads after `context` tokens."""
 
+    def report(self, session: Session, depth: int) -> dict[str, int]:
+        """Bytes of keys and values that one draft step through `depth` layers reads now, and all there are of them."""
+        return {
+            "kv_bytes_per_draft_step": self.read_bytes(session, depth),
+            "kv_bytes_of_full": Full().read_bytes(session, depth),
+        }
+
     def read_bytes(self, session: Session, depth: int) -> int:
         """Bytes of keys and values that one draft step through `depth` layers reads now, over the batch."""
         total = 0

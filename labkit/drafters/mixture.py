@@ -1,4 +1,4 @@
-"""Drafts made of two drafts: by rows, or as one tree."""
+"""Drafts made of drafts: of two by rows, or as one tree; of one what a stop rule leaves."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -9,6 +9,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from labkit.draft import Draft
+from labkit.drafters.chain import stops
+from labkit.protocol import Drawn, StopRule
 
 
 def alike(drafts: Sequence[Draft]) -> list[Draft]:
@@ -83,3 +85,25 @@ def merged(first: Draft, second: Draft) -> Draft:
     return Draft(
         parents=parents, depth=max(first.depth, second.depth), is_chain=False, partial=partial, **joined,  # type: ignore
     )  # fmt: skip
+
+
+def struck(draft: Draft, stop: StopRule) -> Draft:
+    """The draft without the nodes below those at which `stop` fires."""
+    over: list[Tensor | None] = [None] * draft.nodes
+    levels = draft.levels() if not draft.is_chain and draft.nodes else None
+    for node in range(draft.nodes):
+        q = torch.ones_like(draft.tokens[:, node], dtype=torch.float32) if draft.q is None else draft.q[:, node]
+        drawn = Drawn(draft.tokens[:, node], q, None if draft.probs is None else draft.probs[:, node])
+        for level in [node] if levels is None else range(min(node + 1, draft.depth)):
+            found, before = stops(stop, drawn, level), over[node]
+            if found is not None and levels is not None:
+                found = found & (levels[:, node] == level)
+            if found is not None:
+                over[node] = found if before is None else before | found
+    if all(found is None for found in over):
+        return draft
+    ends = torch.stack([torch.zeros_like(draft.valid[:, 0]) if found is None else found for found in over], 1)
+    above, valid = draft.parents.clamp_min(0), draft.valid
+    for _ in range(draft.depth - 1):
+        valid = draft.valid & ((draft.parents < 0) | (valid & ~ends).gather(1, above))
+    return replace(draft, valid=valid)

@@ -70,10 +70,9 @@ class DraftModel(Drafter):
                 f"the draft model has {ours} tokens and the target {target}; "
                 "a draft model must share the target's tokenizer: choose one of the same family"
             )
-        needed = session.capacity - self.scratch
-        if self.model.limit < needed:
+        if self.model.limit < session.longest:
             raise LabkitError(
-                f"the draft model has {self.model.limit} positions, and prompt and new tokens need {needed}; "
+                f"the draft model has {self.model.limit} positions, and prompt and new tokens need {session.longest}; "
                 "write a smaller max_new_tokens, or choose a draft model with more positions"
             )
 

@@ -3,6 +3,7 @@
 import logging
 from dataclasses import dataclass, field
 from random import Random
+from typing import Any
 
 import torch
 
@@ -21,7 +22,7 @@ class OnTheFly:
     Each is scored by one parallel forward over the last `count` committed tokens (the share of them that it would have
     said), and the better stays: two forwards and one counted copy to the host each time, until a set scores at least
     `enough`. ratio: as in `labkit.search_skips`. The same seed tries the same. What is found is logged ("labkit", at
-    level INFO). Source: SWIFT, 2410.06916.
+    level INFO), and the set at the end is in the generation's settings. Source: SWIFT, 2410.06916.
     """
 
     every: int = 4
@@ -46,6 +47,8 @@ class Skipping:
     search: OnTheFly | None
     drafting: Backbone = field(init=False)
     rounds: int = 0
+    score: float | None = None
+    """The share of the last tokens that it said, when it was last asked."""
 
     def __post_init__(self):
         self.drafting = self.skipped.of(self.session.backbone)
@@ -64,5 +67,11 @@ class Skipping:
         if new > old:
             self.skipped, self.drafting = other, candidate
             logger.info("%s says %d of the last %d tokens; the set before it, %d", other, new, rows, old)
-        if rows and max(new, old) >= self.search.enough * rows:
-            self.search = None
+        if rows:
+            self.score = score = max(new, old) / rows
+            if score >= self.search.enough:
+                self.search = None
+
+    def found(self) -> dict[str, Any]:
+        """The set of now, with its score."""
+        return {"attention": list(self.skipped.attention), "mlp": list(self.skipped.mlp), "score": self.score}

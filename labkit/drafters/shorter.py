@@ -1,21 +1,20 @@
 """A strategy kept short: at most so many levels, or until a stop rule fires."""
 
 import functools
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from types import FunctionType
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from labkit.costs import whole_draft
 from labkit.draft import Draft
-from labkit.drafters.chain import bare_context, check_stop, stops
+from labkit.drafters.chain import check_stop, stops
 from labkit.drafters.combined import Combined, State, check_members
 from labkit.drafters.lookup import check_count
+from labkit.drafters.mixture import struck
 from labkit.errors import LabkitError
 from labkit.protocol import Context, Drafter, Drawn, StopRule, Work
-from labkit.session import Session
 
 
 @dataclass(frozen=True, repr=False)
@@ -55,15 +54,11 @@ class AtMost(Combined):
             return draft, verify
         most = 1 + self.nodes
         less = [replace(w, rows=min(w.rows, most), head=min(w.head, most)) for w in verify]
-        return [Work(0, 0, 1, other=self._bare)] if draft else [], less
-
-    def _bare(self, session: Session) -> Callable[[], Any]:
-        state, context = self.begin(session), bare_context(session)
-        return lambda: self.propose(state, context).tokens.tolist()
+        return [whole_draft(self)] if draft else [], less
 
     def propose(self, state: State, context: Context) -> Draft:
         """A round with less room."""
-        draft = self.drafter.propose(state.members[0], shortened(context, self.k))
+        draft = self.drafter.propose(state.members[0], context.shortened(self.k))
         if draft.nodes > self.nodes:
             raise LabkitError(
                 f"{type(self.drafter).__name__} proposed {draft.nodes} nodes in {self.k} levels; one that proposes "
@@ -109,31 +104,3 @@ class Until(Combined):
 
         draft = self.drafter.propose(state.members[0], replace(context, stop=both))
         return struck(draft, self.stop)
-
-
-def struck(draft: Draft, stop: StopRule) -> Draft:
-    """The draft without the nodes below those at which `stop` fires."""
-    over: list[Tensor | None] = [None] * draft.nodes
-    levels = draft.levels() if not draft.is_chain and draft.nodes else None
-    for node in range(draft.nodes):
-        q = torch.ones_like(draft.tokens[:, node], dtype=torch.float32) if draft.q is None else draft.q[:, node]
-        drawn = Drawn(draft.tokens[:, node], q, None if draft.probs is None else draft.probs[:, node])
-        for level in [node] if levels is None else range(min(node + 1, draft.depth)):
-            found, before = stops(stop, drawn, level), over[node]
-            if found is not None and levels is not None:
-                found = found & (levels[:, node] == level)
-            if found is not None:
-                over[node] = found if before is None else before | found
-    if all(found is None for found in over):
-        return draft
-    ends = torch.stack([torch.zeros_like(draft.valid[:, 0]) if found is None else found for found in over], 1)
-    above, valid = draft.parents.clamp_min(0), draft.valid
-    for _ in range(draft.depth - 1):
-        valid = draft.valid & ((draft.parents < 0) | (valid & ~ends).gather(1, above))
-    return replace(draft, valid=valid)
-
-
-def shortened(context: Context, levels: int) -> Context:
-    """The same round with room for drafts of at most so many levels."""
-    room = [min(r, levels + 1) for r in context.room]
-    return replace(context, room=room, max_room=min(context.max_room, levels + 1))

@@ -100,6 +100,10 @@ class SkipLayers(Drafter):
         state.chain.grow(context, count, step)
         return state.chain.draft()
 
+    def report(self, state: _State) -> dict[str, Any]:
+        """What a search ended with."""
+        return {} if self.search is None else {"skipped": state.skipping.found()}
+
     def _bare(self, session: Session) -> Callable[[], Any]:
         depth, bare = session.backbone.depth, copy.copy(session)
         bare.backbone = self.skipped(depth).of(session.backbone)
