@@ -121,8 +121,9 @@ class Backbone:
         Tested at `layers` (depths; default every one). Prompts still go through all layers. See labkit.exits.
         """
         depths = check_depths(layers, self.depth, "exit_layers")
+        holding = self.holding()  # first, so that the copy has it too
         other = copy.copy(self)
-        other._course, other._prompts = Leaving(self, self.holding(), rule, depths), self
+        other._course, other._prompts = Leaving(self, holding, rule, depths), self
         return other
 
     @property

@@ -139,6 +139,13 @@ def test_projected_states_are_keys_and_values_of_the_layers_that_were_left_out(l
     assert out.rounds[0].drafted == [drafted] != exact.rounds[0].drafted
 
 
+def test_projection_on_a_target_that_exits_early_asks_no_rule(lab):
+    """What an overtaken row leaves in the layers above is written there, not decoded by the lossy target's own exit."""
+    fresh = labkit.Lab(lab.model)
+    target = fresh.backbone.exiting(labkit.confidence(0.4))
+    assert target.holding() is fresh.backbone.holding()
+
+
 def test_minimum_maximum_and_layers(lab):
     always = lambda layer, hidden_in, hidden_out, logits_fn, step: torch.ones_like(step, dtype=torch.bool)  # noqa: E731
     never = lambda layer, hidden_in, hidden_out, logits_fn, step: torch.zeros_like(step, dtype=torch.bool)  # noqa: E731
