@@ -46,9 +46,10 @@ class Mask:
 class Backbone:
     """A causal LM taken apart at its layers.
 
-    depth: the number of layers L. width: of the residual stream. head_width, vocab: of the head. limit: positions
-    the model has. Construction compares the composition with the model's own forward on two short inputs and
-    raises LabkitError, with the reason, for a model that it does not reproduce or cannot roll back.
+    depth: the number of layers L. width: of the residual stream. head_width, vocab: of the head. final: the modules
+    between the last layer and the head. limit: positions the model has. Construction compares the composition with the
+    model's own forward on two short inputs and raises LabkitError, with the reason, for a model that it does not
+    reproduce or cannot roll back.
     """
 
     def __init__(self, model: Any):
@@ -57,7 +58,7 @@ class Backbone:
         self.model = model
         self._decoder = views.find_decoder(model)
         self._layers = views.layers_of(self._decoder)
-        self._final = views.final_of(self._decoder)
+        self.final = views.final_of(self._decoder)
         self.depth = len(self._layers)
         config = model.config.get_text_config()
         self.width: int = config.hidden_size
@@ -224,16 +225,16 @@ class Backbone:
 
     def norm(self, hidden: Float[Tensor, "batch rows width"]) -> Float[Tensor, "batch rows out"]:
         """What the head reads: the residual stream after the final norm (and output projection)."""
-        for module in self._final:
+        for module in self.final:
             hidden = module(hidden)
         return hidden
 
     def rms_weight(self) -> Tensor | None:
         """The weight of the final norm, if that is a plain RMSNorm."""
-        weight = getattr(self._final[0], "weight", None)
+        weight = getattr(self.final[0], "weight", None)
         x = torch.linspace(-1, 1, self.width, dtype=self.dtype, device=self.device)[None, None]
         eps = getattr(self.model.config.get_text_config(), "rms_norm_eps", 1e-6)
-        plain = weight is not None and weight.shape == x.shape[2:] and len(self._final) == 1
+        plain = weight is not None and weight.shape == x.shape[2:] and len(self.final) == 1
         same = plain and torch.allclose(
             self.norm(x), torch.nn.functional.rms_norm(x, x.shape[2:], weight, eps), atol=1e-3
         )

@@ -1,5 +1,8 @@
 """Adapters and heads at an exit, and drafts that see part of the cache, against full forwards."""
 
+import copy
+import pickle
+
 import families
 import pytest
 import torch
@@ -91,6 +94,19 @@ def test_kangaroo_with_a_cache_is_kangaroo_without(lab):
         mask = torch.where(torch.arange(16) <= at[:, :, None], 0.0, -1e30).double()[:, None]
         cache.place(at, 16)
         torch.testing.assert_close(adapter(hidden[:, first:last], cache, at, mask), whole[:, first:last])
+
+
+def test_a_part_of_the_vocabulary_is_copied_without_the_target(lab):
+    """A copy and a pickle take the norm along, never the model; ids may be made under any default device."""
+    with torch.device("meta"):
+        head = DraftVocabulary.of(lab, [1, 2, 7])
+    hidden = torch.randn(1, 2, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    want = lab.backbone.head(hidden)[..., [1, 2, 7]]
+    for made in (head, copy.deepcopy(head), pickle.loads(pickle.dumps(head))):
+        torch.testing.assert_close(made(hidden)[..., [1, 2, 7]], want)
+        assert made(hidden).softmax(-1)[..., [1, 2, 7]].sum(-1).allclose(torch.ones(1, 2, dtype=torch.float64))
+    assert len(pickle.dumps(head)) < 20_000
+    assert [name for name, _ in head.named_parameters()] == ["head.1.weight"], "the norm stays the target's"
 
 
 @pytest.mark.parametrize("acceptance", [labkit.Match(), labkit.Rejection()], ids=["match", "rejection"])

@@ -161,12 +161,9 @@ class DraftVocabulary(nn.Module):
 
     def __init__(self, head: nn.Module, tokens: Sequence[int] | Tensor, vocab: int):
         super().__init__()
-        ids = torch.as_tensor(tokens, dtype=torch.long)
-        wrong = ids.ndim != 1 or len(ids) == 0 or len(ids.unique()) != len(ids) or ids.min() < 0 or ids.max() >= vocab
-        if wrong:
-            raise LabkitError(
-                f"got tokens of shape {tuple(ids.shape)}; needed is a list of different ids from 0 to {vocab - 1}"
-            )
+        if not isinstance(head, nn.Module):
+            raise LabkitError(f"got head={head!r}; give an nn.Module of width to len(tokens)")
+        ids = _ids(tokens, vocab)
         self.head, self.vocab = head, vocab
         self.register_buffer("tokens", ids)
 
@@ -175,7 +172,7 @@ class DraftVocabulary(nn.Module):
         """The target's own norm and the rows of its head for `tokens`."""
         backbone = getattr(lab, "backbone", lab)
         weight = backbone.model.get_output_embeddings().weight
-        ids = torch.as_tensor(tokens, dtype=torch.long)
+        ids = _ids(tokens, backbone.vocab)
         reduced = nn.Linear(weight.shape[1], len(ids), bias=False, dtype=weight.dtype, device=weight.device)
         made = cls(nn.Sequential(_Norm(backbone), reduced), ids, backbone.vocab).to(weight.device)
         with torch.no_grad():
@@ -207,13 +204,29 @@ class DraftVocabulary(nn.Module):
         return out.index_copy_(-1, self.tokens, found)
 
 
+def _ids(tokens: Any, vocab: int) -> Tensor:
+    """Ids of part of a vocabulary, checked, on the CPU or where they are."""
+    needed = f"needed is a list of different ids from 0 to {vocab - 1}"
+    try:
+        ids = tokens if isinstance(tokens, Tensor) else torch.tensor(tokens, device="cpu")
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise LabkitError(f"got tokens={tokens!r}; {needed}") from error
+    whole = not (ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool)
+    listed = ids.tolist() if whole and ids.ndim == 1 else []
+    if not listed or min(listed) < 0 or max(listed) >= vocab or len(set(listed)) < len(listed):
+        raise LabkitError(f"got tokens of shape {tuple(ids.shape)}, {ids.dtype}; {needed}")
+    return ids.long()
+
+
 class _Norm(nn.Module):
-    """The target's final norm; its weights stay the target's."""
+    """The target's final norm; its weights stay the target's, and a copy takes no more of it along."""
 
     def __init__(self, backbone: Any):
         super().__init__()
-        self._norm = [backbone.norm]
+        self._final = tuple(backbone.final)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """What the head reads."""
-        return self._norm[0](hidden)
+        for module in self._final:
+            hidden = module(hidden)
+        return hidden
