@@ -107,8 +107,19 @@ class classifier:
 
     def __call__(self, layer, hidden_in, hidden_out, logits_fn, step) -> Bool[Tensor, "batch"]:
         """Rows that the module lets go."""
-        found = self.module(hidden_out)
-        return found.reshape(found.shape[0], -1)[:, 0].sigmoid() >= _bar(self.threshold, step)
+        name, given = type(self.module).__name__, f"{tuple(hidden_out.shape)}, {hidden_out.dtype}"
+        try:
+            found = self.module(hidden_out)
+        except (RuntimeError, TypeError, ValueError) as error:
+            raise LabkitError(
+                f"the classifier's {name} does not take {given} at layer {layer} ({error}); give a module of that "
+                "width, dtype and device"
+            ) from error
+        if found.shape not in (step.shape, (*step.shape, 1)):
+            raise LabkitError(
+                f"the classifier's {name} gave {tuple(found.shape)} for {given}; needed is one logit for each row"
+            )
+        return found.reshape(step.shape).sigmoid() >= _bar(self.threshold, step)
 
 
 def check_rule(rule: Any, name: str) -> None:

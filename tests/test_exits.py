@@ -13,7 +13,7 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 import labkit
 from labkit import EarlyExit, LabkitError, TopK, Window
 from labkit.exits import decaying
-from labkit.heads import Affine, DraftVocabulary, Kangaroo
+from labkit.heads import Adapter, Affine, DraftVocabulary, Kangaroo
 
 PROMPTS = [[3, 14, 15, 9, 26, 5, 35], [8], [58, 9, 7, 9, 3, 2, 3, 8, 4, 6, 2, 6]]
 COUNT = 16
@@ -219,6 +219,11 @@ def test_a_stop_rule_of_ones_own(lab):
 # -- bad input ------------------------------------------------------------------------------------------
 
 
+class Widthless(Adapter):
+    def forward(self, hidden, cache=None, positions=None, mask=None):
+        return hidden
+
+
 def rule_of(value):
     return lambda layer, hidden_in, hidden_out, logits_fn, step: value
 
@@ -236,10 +241,20 @@ def rule_of(value):
         (lambda lab: EarlyExit(labkit.margin(0.3), layers=()), r"layers=\(\)"),
         (lambda lab: EarlyExit(labkit.margin(0.3), maximum=7), "maximum=7, but"),
         (lambda lab: EarlyExit(labkit.margin(0.3), minimum=0), "minimum=0, but"),
+        (lambda lab: EarlyExit(labkit.margin(0.3), minimum=5, maximum=3), "never tested: minimum=5, maximum=3 "),
+        (lambda lab: EarlyExit(labkit.margin(0.3), layers=(1, 2), minimum=3), r"minimum=3, maximum=6 and layers=\(1, 2\)"),
+        (lambda lab: EarlyExit(labkit.margin(0.3), layers=(5,), maximum=4), r"minimum=1, maximum=4 and layers=\(5,\)"),
+        (lambda lab: EarlyExit(2, catch_up="project"), "catch_up"),
+        (lambda lab: EarlyExit(None), "exit=None; write a layer's number, or a rule such as"),
+        (lambda lab: EarlyExit(True), "exit=True; write a layer's number, or a rule such as"),
         (lambda lab: EarlyExit(labkit.margin(0.3), catch_up="soon"), "catch_up='soon'"),
         (lambda lab: EarlyExit(labkit.margin(0.3), adapter=Affine(32)), "belongs to one exit layer"),
         (lambda lab: EarlyExit(2, adapter=Affine(48, torch.float64)), "adapter has width 48, and the target 32"),
         (lambda lab: EarlyExit(2, adapter=Kangaroo(48, 4, dtype=torch.float64)), "width 48, and the target 32"),
+        (lambda lab: EarlyExit(2, adapter=Affine(32)), "Affine does not take .* width 32, torch.float64, on cpu"),
+        (lambda lab: EarlyExit(2, adapter=Affine(32, torch.float64, "meta")), "Affine does not take .* on cpu"),
+        (lambda lab: EarlyExit(2, adapter=Kangaroo(32, 4)), "Kangaroo does not take .* torch.float64, on cpu"),
+        (lambda lab: EarlyExit(2, adapter=Widthless()), "Widthless .* no width"),
         (lambda lab: EarlyExit(2, adapter=nn.Linear(48, 32)), "does not take an exit state"),
         (lambda lab: EarlyExit(2, adapter=nn.Linear(32, 16, dtype=torch.float64)), r"gave \(1, 1, 16\)"),
         (lambda lab: EarlyExit(2, adapter=lambda h: h), "give an nn.Module"),
@@ -250,10 +265,18 @@ def rule_of(value):
         (lambda lab: EarlyExit(2, kv=Window(-1, 4)), "sinks=-1"),
         (lambda lab: EarlyExit(2, kv=TopK(0)), "budget=0"),
         (lambda lab: EarlyExit(2, stop=0.5), "stop=0.5"),
+        (lambda lab: EarlyExit(2, stop=labkit.below), "stop=<class .*below.*write a rule such as"),
+        (lambda lab: labkit.Until(labkit.below, EarlyExit(2)), "stop=<class .*below.*write a rule such as"),
         (lambda lab: EarlyExit(2, stop=labkit.below(3)), r"below\(3\)"),
         (lambda lab: EarlyExit(labkit.confidence(1.5)), r"confidence\(1.5\)"),
         (lambda lab: EarlyExit(labkit.classifier(3)), r"classifier\(3\)"),
+        (lambda lab: EarlyExit(labkit.classifier(nn.Linear(48, 1))), r"Linear does not take \(3, 32\), torch.float64"),
+        (lambda lab: EarlyExit(labkit.classifier(nn.Linear(32, 2).double())), r"Linear gave \(3, 2\) for \(3, 32\)"),
         (lambda lab: EarlyExit(2, head=DraftVocabulary(nn.Linear(32, 3), [1, 1, 2], 61)), "different ids"),
+        (lambda lab: EarlyExit(2, head=DraftVocabulary(nn.Linear(32, 3), [1.5, 2.5, 3], 61)), "torch.float32; .*ids"),
+        (lambda lab: EarlyExit(2, head=DraftVocabulary(nn.Linear(32, 2), [True, False], 61)), "torch.bool; .*ids"),
+        (lambda lab: EarlyExit(2, head=DraftVocabulary(nn.Linear(32, 3), "abc", 61)), "tokens='abc'"),
+        (lambda lab: EarlyExit(2, head=DraftVocabulary(lambda h: h, [1, 2], 61)), "head=<function"),
         (lambda lab: EarlyExit(2, head=DraftVocabulary(nn.Linear(32, 3), [1, 99, 2], 61)), "from 0 to 60"),
         (lambda lab: EarlyExit(2, head=DraftVocabulary(nn.Linear(32, 3, dtype=torch.float64), [1, 2], 61)), "the map has 2"),
     ],
@@ -272,5 +295,6 @@ def test_settings_print_as_written():
         "EarlyExit(exit=confidence(threshold=0.9), max_draft=4, share=True, stop=below(confidence=0.5), "
         "kv=Window(sinks=4, recent=60), layers=(8, 16))"
     )
+    assert repr(EarlyExit(labkit.margin(0.5), maximum=1)).endswith("maximum=1)"), "1 equals a minimum's default"
     assert EarlyExit(3) == EarlyExit(3) != EarlyExit(3, stop=labkit.below(0.5))
     assert repr(EarlyExit(3, adapter=Affine(8))) == "EarlyExit(exit=3, max_draft=4, share=True, adapter=Affine)"

@@ -78,6 +78,9 @@ def check_fit(exit: Any, adapter: nn.Module, head: nn.Module | None, session: Se
     need = f"needed are modules for width {backbone.width}, {backbone.dtype}, on {backbone.device}"
     if isinstance(adapter, Adapter):
         adapter.check(backbone.width)
+        cache, at = type(session.cache)(adapter.layers, 1, 1), session.tokens.new_zeros((1, 1))
+        cache.place(at, 1)
+        _try(adapter, state, "adapter", need, backbone.width, cache, at, state.new_zeros((1, 1, 1, 1)))
         if adapter.normed and head is None and backbone.head_width != backbone.width:
             raise LabkitError(
                 f"the {type(adapter).__name__} adapter gives states of width {backbone.width}, and this model's "
@@ -90,8 +93,7 @@ def check_fit(exit: Any, adapter: nn.Module, head: nn.Module | None, session: Se
     else:
         _try(adapter, state, "adapter", need, backbone.width)
     if head is not None:
-        with torch.inference_mode():
-            out = _try(head, state, "head", need, None)
+        out = _try(head, state, "head", need, None)
         if out.shape[-1] != backbone.vocab:
             raise LabkitError(
                 f"the head says {out.shape[-1]} tokens, and the target has {backbone.vocab}; for part of them "
@@ -99,10 +101,10 @@ def check_fit(exit: Any, adapter: nn.Module, head: nn.Module | None, session: Se
             )
 
 
-def _try(module: nn.Module, state: Tensor, name: str, need: str, width: int | None) -> Tensor:
+def _try(module: nn.Module, state: Tensor, name: str, need: str, width: int | None, *rest: Any) -> Tensor:
     try:
         with torch.inference_mode():
-            out: Any = module(state)
+            out: Any = module(state, *rest)
     except (RuntimeError, TypeError, ValueError) as error:
         raise LabkitError(
             f"the {name} {type(module).__name__} does not take an exit state ({error}); {need}"

@@ -30,8 +30,8 @@ class below:
 
 
 def check_stop(stop: Any) -> None:
-    """Raise LabkitError unless `stop` can be called."""
-    if not callable(stop):
+    """Raise LabkitError unless `stop` can be called; a class such as `below` still wants its confidence."""
+    if not callable(stop) or isinstance(stop, type):
         raise LabkitError(f"got stop={stop!r}; write a rule such as labkit.below(0.6), or leave it out")
 
 

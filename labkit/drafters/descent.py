@@ -12,7 +12,6 @@ from torch import Tensor
 from labkit.backbone import Backbone
 from labkit.draft import Partial
 from labkit.drafters.kv import Reader
-from labkit.drafters.lookup import check_count
 from labkit.errors import LabkitError
 from labkit.exits import check_depths, check_rule, fires, last_layer
 from labkit.protocol import Context
@@ -35,7 +34,8 @@ class Exits:
         if not self.fixed:
             check_rule(self.exit, "exit")
             return
-        check_count(self.exit, "exit", "EarlyExit")
+        if isinstance(self.exit, bool) or not isinstance(self.exit, int) or self.exit < 1:
+            check_rule(self.exit, "exit")
         if self.layers is not None or self.maximum is not None or self.minimum != 1:
             raise LabkitError(
                 "layers, minimum and maximum say where a rule is tested; exit=… is one layer, leave them out"
@@ -54,7 +54,13 @@ class Exits:
         deepest = target.depth if self.maximum is None else self.maximum
         target.check_exit(self.minimum, "minimum")
         target.check_exit(deepest, "maximum")
-        return (*(d for d in check_depths(self.layers, target.depth) if self.minimum <= d < deepest), deepest)
+        tested = check_depths(self.layers, target.depth)
+        if not any(self.minimum <= d <= deepest for d in self.layers or (deepest,)):
+            raise LabkitError(
+                f"the rule is never tested: minimum={self.minimum}, maximum={deepest} and layers={self.layers} leave "
+                "no layer; write minimum below maximum, and layers between them"
+            )
+        return (*(d for d in tested if self.minimum <= d < deepest), deepest)
 
 
 class Descent:

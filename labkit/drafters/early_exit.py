@@ -64,6 +64,8 @@ class EarlyExit(Drafter):
         if not isinstance(self.kv, KV):
             raise LabkitError(f"got kv={self.kv!r}; write labkit.Window(4, 60), labkit.TopK(64), or nothing")
         check_parts(self.adapter, self.head, self.exits.fixed)
+        if self.exits.fixed and self.catch_up != "exact":
+            raise LabkitError(f"catch_up={self.catch_up!r} is for a rule; exit={self.exit} is one layer, leave it out")
 
     @property
     def exits(self) -> Exits:

@@ -37,8 +37,11 @@ class Adapter(nn.Module):
 
     def check(self, width: int) -> None:
         """Raise LabkitError unless it was made for states of this width."""
-        if self.width != width:
-            raise LabkitError(f"the {type(self).__name__} adapter has width {self.width}, and the target {width}")
+        name, own = type(self).__name__, getattr(self, "width", None)
+        if own is None:
+            raise LabkitError(f"the {name} adapter has no width; write self.width = {width} in its __init__")
+        if own != width:
+            raise LabkitError(f"the {name} adapter has width {own}, and the target {width}")
 
 
 class Affine(Adapter):
