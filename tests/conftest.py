@@ -1,5 +1,6 @@
 """Shapes are checked at run time in the tests; the real model and the browser are asked for by markers."""
 
+import gc
 import os
 import sys
 from pathlib import Path
@@ -39,6 +40,15 @@ def pytest_collection_modifyitems(items):
             for item in items:
                 if item.get_closest_marker(marker):
                     item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture(scope="module")
+def few_objects():
+    """The Trainer collects garbage at each start, a third of a second: what was made before is kept out of it."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture(scope="session")
