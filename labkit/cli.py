@@ -1,4 +1,4 @@
-"""The command line: `labkit demo | generate | bench | fetch | doctor`."""
+"""The command line: `labkit demo | generate | bench | train | fetch | doctor`."""
 
 import argparse
 import json
@@ -19,6 +19,7 @@ from labkit.lab import Lab, load
 from labkit.loading import DTYPES, SHIPPED, fetch, load_model
 from labkit.protocol import Drafter
 from labkit.shipped import data_folder
+from labkit.training.command import add_recipes
 
 DEMO = ("arithmetic-01", "code-01", "editing-01")
 
@@ -164,6 +165,13 @@ def read_drafters(args: argparse.Namespace, lab: Lab) -> list[Drafter]:
     return [read_strategy(text, openers) for text in args.drafters]
 
 
+def add_target(add: Callable) -> None:
+    """The options that say which model is loaded, where and how."""
+    add("--model", default="smollm2-135m", help="a shipped name, a folder or a hub id (default: %(default)s)")
+    add("--device", help="cpu, cuda or cuda:1 (default: cuda where there is one)")
+    add("--dtype", help=f"{', '.join(DTYPES)} (default: bfloat16 on cuda, else float32)")
+
+
 def parser() -> argparse.ArgumentParser:
     """The arguments of every command."""
     top = argparse.ArgumentParser(prog="labkit", description="Speculative decoding on real models, in one real loop.")
@@ -174,10 +182,7 @@ def parser() -> argparse.ArgumentParser:
         sub = commands.add_parser(name, help=text, description=text)
         sub.set_defaults(run=run)
         if drafters is not None:
-            add = sub.add_argument
-            add("--model", default="smollm2-135m", help="a shipped name, a folder or a hub id (default: %(default)s)")
-            add("--device", help="cpu, cuda or cuda:1 (default: cuda where there is one)")
-            add("--dtype", help=f"{', '.join(DTYPES)} (default: bfloat16 on cuda, else float32)")
+            add_target(add := sub.add_argument)
             add("--drafter", "--drafters", dest="drafters", metavar="STRATEGY", default=[], **drafters)
             add("--max-new-tokens", type=int, default=64, help="tokens to generate at most (default: %(default)s)")
         return sub
@@ -207,6 +212,7 @@ def parser() -> argparse.ArgumentParser:
     add("--per-set", type=int, default=2, help="prompts taken from each set (default: %(default)s)")
     add("--repeats", type=int, default=1, help="runs of each prompt (default: %(default)s)")
     add("--json", metavar="FILE", help="write the figures to this file too (default: none)")
+    add_recipes(command("train", lambda args: None, "train a model whose exits draft well, or a draft"), add_target)
     add = command("fetch", lambda args: print(fetch(args.name, force=args.force)), "fetch a shipped model").add_argument
     add("name", help=f"one of: {', '.join(SHIPPED)}")
     add("--force", action="store_true", help="make it anew")
@@ -215,7 +221,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; 0, or 2 with the reason on standard error."""
+    """Run a command; 0, or 2 with the reason on standard error, or 130 if it was interrupted."""
     args = parser().parse_args(argv)
     args.argv = list(sys.argv[1:] if argv is None else argv)
     try:
@@ -223,6 +229,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except LabkitError as error:
         print(f"labkit {args.command}: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt as stop:
+        print(f"labkit {args.command}: {str(stop) or 'interrupted'}", file=sys.stderr)
+        return 130
     return 0
 
 

@@ -6,7 +6,7 @@ import importlib.util
 import sysconfig
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +32,10 @@ class Document:
 
 @dataclass(frozen=True)
 class Corpus:
-    """Documents, in the order of their names."""
+    """Documents, in the order of their names. what: it is called so in messages."""
 
     documents: tuple[Document, ...]
+    what: str = field(default="the corpus", compare=False)
 
     def __post_init__(self):
         if not any(document.text for document in self.documents):
@@ -56,7 +57,7 @@ class Corpus:
 
     def split(self, held_out: float = 0.05) -> tuple["Corpus", "Corpus"]:
         """(to train on, held out), whole files each; a file's side depends on its name and `held_out` alone."""
-        if not 0 < held_out < 1:
+        if not isinstance(held_out, float) or not 0 < held_out < 1:
             raise LabkitError(f"got held_out={held_out!r}; write a share between 0 and 1")
         sides: tuple[list[Document], list[Document]] = ([], [])
         for document in self.documents:
@@ -64,10 +65,10 @@ class Corpus:
             sides[number < held_out].append(document)
         if not sides[0] or not sides[1]:
             raise LabkitError(
-                f"{len(self.documents)} files are too few to hold out {held_out:.0%} of them; give more files, or two "
-                "corpora"
+                f"{len(self.documents)} files are too few to hold out {held_out:.0%} of them; give more files, or "
+                "cut a text into several"
             )
-        return Corpus(tuple(sides[0])), Corpus(tuple(sides[1]))
+        return Corpus(tuple(sides[0]), "the text to train on"), Corpus(tuple(sides[1]), "the held-out text")
 
     def rows(self, tokenizer: Any, length: int) -> Int[Tensor, "rows length"]:
         """All texts as one stream of tokens, an end token behind each document, cut into rows of `length`.
@@ -80,7 +81,7 @@ class Corpus:
         stream = [id for ids in _encoded(tokenizer, self.documents) for id in (*ids, end)]
         count = len(stream) // length
         if not count:
-            raise LabkitError(f"the corpus has {len(stream)} tokens, and one row needs {length}; give more text")
+            raise LabkitError(f"{self.what} has {len(stream)} tokens, and one row needs {length}; give more text")
         return torch.tensor(stream[: count * length], dtype=torch.long, device="cpu").view(count, length)
 
 
@@ -108,13 +109,16 @@ def package(*names: str) -> Corpus:
     """The Python sources of installed packages: code of other authors than the standard library's."""
     found: list[Document] = []
     for name in names:
-        spec = importlib.util.find_spec(name)
-        if spec is None or not spec.origin:
-            raise LabkitError(f"got {name!r}, which is no installed package; write a name that can be imported")
-        folder = Path(spec.origin).parent if spec.submodule_search_locations else Path(spec.origin)
-        texts = text_files([folder], endings=(".py",), without=LEFT_OUT).documents
+        try:
+            spec = importlib.util.find_spec(name)
+        except (ImportError, ValueError):  # its parent is not there, or it is empty
+            spec = None
+        paths: list[Any] = [None] if spec is None else list(spec.submodule_search_locations or [spec.origin])
+        if not all(path and (Path(path).is_dir() or path.endswith(".py")) for path in paths):
+            raise LabkitError(f"got {name!r}, which is no installed package with Python sources; write one's name")
+        texts = text_files(paths, endings=(".py",), without=LEFT_OUT).documents
         found += [Document(f"{name}/{document.name}", document.text) for document in texts]
-    return Corpus(tuple(found))
+    return Corpus(tuple(sorted(found, key=lambda document: document.name)))
 
 
 def text_files(paths: Iterable[Any], *, endings: Sequence[str] = (), without: Sequence[str] = ()) -> Corpus:
@@ -175,8 +179,8 @@ def continuations(
     temperature: 0 = greedy. Prompt i is continued with seed + i, whatever the batch. progress: called with every
     batch's number of prompts done. Other options are those of `lab.generate`.
     """
-    if not prompts:
-        raise LabkitError("got no prompts to continue; give at least one")
+    if isinstance(prompts, str) or not len(prompts) or batch < 1:
+        raise LabkitError(f"got prompts={prompts!r}, batch={batch}; give a list of at least one, and batch from 1 on")
     rows: list[list[int]] = []
     for at in range(0, len(prompts), batch):
         some = list(prompts[at : at + batch])

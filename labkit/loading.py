@@ -58,7 +58,7 @@ def fetch(name: str, *, force: bool = False) -> Path:
         for leftover in home.glob(f".{name}-*"):
             shutil.rmtree(leftover, ignore_errors=True)
         if force or not _whole(folder):
-            with tempfile.TemporaryDirectory(dir=home, prefix=f".{name}-") as workshop, _quiet():
+            with tempfile.TemporaryDirectory(dir=home, prefix=f".{name}-") as workshop, quiet():
                 fresh = Path(workshop, "fresh")
                 _convert(_download(name, Path(workshop)), fresh)
                 if folder.exists():
@@ -85,7 +85,7 @@ def load_model(
     path = _locate(name := os.fspath(name))
     if alone := _unreachable(path, source):  # what was fetched before still opens
         source["local_files_only"] = kwargs["local_files_only"] = True
-    with _quiet():
+    with quiet():
         try:
             config = kwargs.get("config") or hf.AutoConfig.from_pretrained(path, **source)
             if getattr(config, "is_encoder_decoder", False):
@@ -217,7 +217,7 @@ def _speaks(path: str, source: dict[str, Any]) -> bool:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """No bars and no chatter of transformers or the hub inside; afterwards their settings are as before."""
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     hub_silent, gguf_bar = hub.are_progress_bars_disabled(), GGUF_READER.tqdm

@@ -64,6 +64,15 @@ def live_bytes():
     gc.unfreeze()
 
 
+@pytest.fixture(scope="module")
+def few_objects():
+    """The Trainer collects garbage at each start, a third of a second: what was made before is kept out of it."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 @pytest.fixture(scope="session")
 def smollm2():
     """The real model, float32 on the CPU."""

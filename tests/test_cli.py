@@ -157,11 +157,14 @@ def test_bad_strategies(capsys, drafter, message):
     assert code == 2 and message in err
 
 
-def options():
+def options(top=None, name=""):
     """Every option of every command, by command and spelling."""
-    (commands,) = [action for action in parser()._actions if isinstance(action, argparse._SubParsersAction)]
-    for command, sub in commands.choices.items():
-        yield from ((command, action) for action in sub._actions if action.dest != "help")
+    for action in (top or parser())._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for command, sub in action.choices.items():
+                yield from options(sub, f"{name} {command}".strip())
+        elif action.dest != "help":
+            yield name, action
 
 
 def test_every_option_is_explained_with_its_default():
@@ -170,8 +173,11 @@ def test_every_option_is_explained_with_its_default():
         if action.option_strings and action.nargs != 0:
             assert "default" in action.help, (command, action.dest)
             assert action.default in (None, []) or "%(default)s" in action.help, (command, action.dest)
+        if action.nargs == 0 and "--no-" in " ".join(action.option_strings):
+            assert re.search(r"\(default: (yes|no|on a terminal)\)$", action.help), (command, action.dest)
     found = {(command, action.dest) for command, action in options()}
     assert {("demo", "drafters"), ("bench", "drafters"), ("generate", "drafters")} <= found
+    assert ("train layerskip", "compile") in found
     shown = run_help("generate")
     assert "(default: smollm2-135m)" in shown and "(default: 64)" in shown
 

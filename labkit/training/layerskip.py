@@ -65,7 +65,7 @@ class LayerSkip(nn.Module):
         self.exits, self.step = exits, 0
         self.dropout = [dropout * (2 ** (layer / max(1, depth - 1)) - 1) for layer in range(depth)]
         below = [exit_scale * sum(range(layer + 1)) for layer in range(depth - 1)]
-        last = depth - 1 + exit_scale * sum(range(depth - 1))
+        last = depth - 1 + exit_scale * sum(range(depth - 1)) or 1.0
         self.weights = [*(max(weight, exit_floor * last) for weight in below), last]
         self.__dict__["exit_loss"] = torch.compile(self._exit_loss) if compile else self._exit_loss
         for layer in self.layers if compile else ():
@@ -123,6 +123,7 @@ class LayerSkip(nn.Module):
         return cross_entropy(self.logits(state)[:, :-1].flatten(0, 1).float(), labels)
 
 
+@torch.no_grad()
 def judge(module: LayerSkip, tokens: Int[Tensor, "rows length"], temperature: float = 0.8, batch: int = 4) -> dict:
     """How every exit does on held-out text, by teacher-forced passes; exits are counted 1 to L.
 
@@ -191,31 +192,45 @@ def layerskip(
     model: continue this one (a folder, hub id or shipped name); default: a Llama from scratch, with a new tokenizer
     corpus: stdlib, stdlib-docstrings, package:NAME, a file or a folder
     held_out: share of the files held out for evaluation
-    layers: of a model from scratch
-    width: of its residual stream
-    heads: of its attention
-    kv_heads: of its attention, for keys and values
+    layers: layers of a model from scratch
+    width: width of its residual stream
+    heads: its attention heads
+    kv_heads: its heads of keys and values, shared by several attention heads
     inner: width of its MLP
     vocab: tokens of its byte-level BPE tokenizer
-    tokens: to train on, repetitions counted
+    tokens: tokens to train on, repetitions counted
     batch: rows a step
-    length: tokens a row, and positions of a model from scratch
+    length: tokens a row, and the positions of a model from scratch
     lr: highest learning rate
-    dropout: of the last layer, p_max
-    exit_scale: weight of the exits against the last layer, e_scale
-    exit_floor: least weight of an exit against the last layer's
-    rotation: every R-th exit learns in a step
-    exits: False trains the same model plainly, for comparison
+    dropout: share of the samples that pass by the last layer, p_max; by the first none do
+    exit_scale: how much the exits weigh in the loss against the last layer, e_scale
+    exit_floor: least weight of an exit, as a share of the last layer's; 0 as published
+    rotation: every so many-th exit learns in a step, in turn, and the last layer always
+    exits: let the exits learn; without, the same model is trained plainly, for comparison
     compile: fuse operations with torch.compile, which wants a C++ compiler
     save_every: steps between checkpoints
     eval_every: steps between evaluations
     eval_rows: held-out rows to evaluate on
-    seed: of weights, order and dropout
-    device: cpu or cuda
-    dtype: of the computation; the weights are float32 while they learn
+    seed: seed of weights, order and dropout
+    device: cpu or cuda; default: cuda where there is one
+    dtype: bfloat16 or float32, of the computation; the weights are float32 while they learn
     progress: show a bar
     """
     place = choose_device(device)
+    computed, steps = choose_dtype(dtype, place), tokens // max(1, batch * length)
+    if computed not in (torch.float32, torch.bfloat16):
+        raise LabkitError(f"got dtype={dtype!r}; write 'bfloat16' or 'float32'")
+    if min(batch, eval_rows, steps) < 1 or length < 2:
+        raise LabkitError(
+            f"got tokens={tokens}, batch={batch}, length={length}, eval_rows={eval_rows}; a step takes batch x length "
+            "tokens, and a row at least 2: write tokens for one step or more, and the others from 1"
+        )
+    if min(layers, heads, kv_heads, inner, width) < 1 or width % (2 * heads) or heads % kv_heads:
+        raise LabkitError(
+            f"got layers={layers}, width={width}, heads={heads}, kv_heads={kv_heads}, inner={inner}; each must be 1 or "
+            "more, width an even multiple of heads, and heads a multiple of kv_heads"
+        )
+    schedule = Schedule(steps, batch, lr, save_every=save_every, eval_every=eval_every, seed=seed)
     train, rest = data.named(corpus).split(held_out)
     torch.manual_seed(seed)
     if model is None:
@@ -233,13 +248,12 @@ def layerskip(
         if tokenizer is None:
             raise LabkitError(f"{model!r} has no tokenizer; give one that save_pretrained wrote next to the model")
     learn, kept = train.rows(tokenizer, length), rest.rows(tokenizer, length)[:eval_rows]
-    steps = tokens // (batch * length)
-    schedule = Schedule(steps, batch, lr, save_every=save_every, eval_every=eval_every, seed=seed)
     module = LayerSkip(
         made, steps=steps, dropout=dropout, exit_scale=exit_scale, exit_floor=exit_floor, rotation=rotation,
         scratch=model is None, exits=exits, compile=compile, seed=seed,
     ).to(place)  # fmt: skip
-    computed = choose_dtype(dtype, place)
+    if length > module.backbone.limit:
+        raise LabkitError(f"got length={length}, and the model has {module.backbone.limit} positions; write no more")
 
     def evaluate() -> dict[str, float]:
         with torch.autocast(place.type, computed, enabled=computed != torch.float32):
