@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 import transformers as hf
+from accelerate import PartialState
 from accelerate.utils import reduce
 from safetensors.torch import load_model, save_model
 from torch import Tensor, nn
@@ -37,8 +38,9 @@ LOSS_EVERY = 10
 class Schedule:
     """How long and how fast a run learns.
 
-    steps: optimiser steps. batch: rows a step. lr: the highest, after `warmup` (a share of the steps), from where it
-    falls along a cosine to a tenth. weight_decay, beta2: of AdamW. save_every, eval_every: steps. seed: of everything.
+    steps: optimiser steps. batch: rows a step, in each process. lr: the highest, after `warmup` (a share of the steps),
+    from where it falls along a cosine to a tenth. weight_decay, beta2: of AdamW. save_every, eval_every: steps. seed:
+    of everything.
     """
 
     steps: int
@@ -116,6 +118,7 @@ def fit(
                 with tempfile.TemporaryDirectory(dir=folder, prefix=files.PART) as part:
                     write(made := Path(part, RESULT))
                     os.replace(made, folder / RESULT)
+        PartialState().wait_for_everyone()
     return Trained(folder, folder / RESULT, files.read_curves(folder))
 
 

@@ -198,8 +198,8 @@ def layerskip(
     kv_heads: its heads of keys and values, shared by several attention heads
     inner: width of its MLP
     vocab: tokens of its byte-level BPE tokenizer
-    tokens: tokens to train on, repetitions counted
-    batch: rows a step
+    tokens: tokens to train on in each process, repetitions counted
+    batch: rows a step, in each process
     length: tokens a row, and the positions of a model from scratch
     lr: highest learning rate
     dropout: share of the samples that pass by the last layer, p_max; by the first none do
