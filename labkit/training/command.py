@@ -52,7 +52,7 @@ def read_recipe(run: Callable[..., Trained]) -> Recipe:
     """A recipe's docstring: its first paragraph says what it does, and a line `name: text` explains each argument."""
     text, _, lines = (inspect.getdoc(run) or "").partition("\n\n")
     explained = dict(line.split(": ", 1) for line in lines.splitlines() if ": " in line)
-    return Recipe(run, " ".join(text.split()), explained, inspect.signature(run).parameters)
+    return Recipe(run, text, explained, inspect.signature(run).parameters)
 
 
 def add_recipes(train: argparse.ArgumentParser, target: Callable[[Callable], None]) -> None:
