@@ -20,22 +20,22 @@ def test_the_loss_falls(tmp_path, capsys):
     done = train(tmp_path / "new" / "run", module=module)
     weights, curves = made(done)
     losses = [row["loss"] for row in curves if "loss" in row]
-    assert [row["step"] for row in curves if "loss" in row] == [10, 12] and losses[1] < losses[0] < 3
-    assert [row["step"] for row in curves if "held_out" in row] == [4, 8, 12] and done.last["step"] == 12
+    assert [row["step"] for row in curves if "loss" in row] == [10, 11] and losses[1] < losses[0] < 3
+    assert [row["step"] for row in curves if "held_out" in row] == [4, 8, 11] and done.last["step"] == 11
     assert curves[0]["held_out"] > curves[-2]["held_out"] and curves[0]["tokens"] == 4 * 4 * 6
     assert done.last["held_out"] == curves[-2]["held_out"] and not module.training
     assert sorted(set(module.steps)) == list(range(STEPS)) and (weights, curves) == uninterrupted()
     known = json.loads((done.folder / "provenance.json").read_text())
-    assert known["data"] == "numbers" and known["resumed_at_step"] == 0 and known["tokens_seen"] == 12 * 4 * 6
+    assert known["data"] == "numbers" and known["resumed_at_step"] == 0 and known["tokens_seen"] == 11 * 4 * 6
     assert weights["embed.weight"] == weights["head.weight"] and module.embed.weight is module.head.weight
     assert {"command", "machine", "labkit", "seconds_since_then"} <= set(known)
     assert json.loads((done.folder / "config.json").read_text())["schedule"]["lr"] == 0.05
     assert capsys.readouterr() == ("", "")
     train(tmp_path / "bar", progress=True)
-    assert "12/12" in capsys.readouterr().err
+    assert "11/11" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("at", [1, 3, 5, 10, 11])
+@pytest.mark.parametrize("at", [1, 3, 5, 7, 10])
 def test_a_run_that_was_stopped_goes_on(tmp_path, at):
     """After the step at hand, wherever it is: in an epoch, at its end, at a checkpoint, between two loss rows."""
     before = signal.getsignal(signal.SIGTERM)
