@@ -11,11 +11,11 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-from jaxtyping import install_import_hook
+import jaxtyping
 
 # The doors (lab, options, prompts, loading, a strategy's settings) check their input themselves, in labkit's words.
 CHECKED = "heads.medusa heads.mlp_speculator heads.trees acceptance backbone cache compare decoding draft noise probe protocol session stopping trace views warp"
-install_import_hook([f"labkit.{name}" for name in CHECKED.split()], "beartype.beartype")
+jaxtyping.install_import_hook([f"labkit.{name}" for name in CHECKED.split()], "beartype.beartype")
 torch.set_num_threads(1)
 
 
@@ -40,6 +40,15 @@ def pytest_collection_modifyitems(items):
             for item in items:
                 if item.get_closest_marker(marker):
                     item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture
+def unshaped():
+    """No checks of shapes, which are half of the time of a tiny model: for tests that repeat what others run with them."""
+    before = jaxtyping.config.jaxtyping_disable
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", before)
 
 
 @pytest.fixture

@@ -32,6 +32,15 @@ PROMPTS = [[3, 14, 15, 9, 26, 5, 35], [8], [58, 9, 7, 9, 3, 2, 3, 8, 4, 6, 2, 6]
 COUNT = 15
 
 
+backbone_of = functools.cache(labkit.Backbone)
+
+
+@functools.cache
+def small_model():
+    return labkit.Backbone(families.tiny("llama", seed=9, layers=2))
+
+
+@functools.cache
 def some_heads(model):
     head = model.get_output_embeddings().weight
     heads = MLPSpeculator(head.shape[1], head.shape[0], 3, 24, dtype=head.dtype)
@@ -43,8 +52,8 @@ def some_heads(model):
 STRATEGIES = {
     "Plain": lambda model, texts: Plain(),
     "PromptLookup": lambda model, texts: PromptLookup(ngram=2, max_draft=3),
-    "DraftModel": lambda model, texts: DraftModel(families.tiny("llama", seed=9, layers=2), max_draft=3),
-    "DraftModel (itself)": lambda model, texts: DraftModel(model, max_draft=3),
+    "DraftModel": lambda model, texts: DraftModel(small_model(), max_draft=3),
+    "DraftModel (itself)": lambda model, texts: DraftModel(backbone_of(model), max_draft=3),
     "EarlyExit": lambda model, texts: EarlyExit(2, max_draft=3),
     "EarlyExit (first layer)": lambda model, texts: EarlyExit(1, max_draft=6),
     "EarlyExit (all layers)": lambda model, texts: EarlyExit(4, max_draft=3),
@@ -62,10 +71,10 @@ STRATEGIES = {
     "affine adapter": lambda model, texts: EarlyExit(
         2, 3, adapter=shaken(Affine(model.config.hidden_size, torch.float64))
     ),
-    "Kangaroo": lambda model, texts: EarlyExit(2, 4, adapter=shaken(Kangaroo.like(labkit.Backbone(model)))),
+    "Kangaroo": lambda model, texts: EarlyExit(2, 4, adapter=shaken(Kangaroo.like(backbone_of(model)))),
     "own head": lambda model, texts: EarlyExit(2, 3, head=shaken(torch.nn.Linear(32, 61, dtype=torch.float64))),
     "draft vocabulary": lambda model, texts: EarlyExit(
-        2, 3, head=DraftVocabulary.of(labkit.Backbone(model), range(0, 61, 2))
+        2, 3, head=DraftVocabulary.of(backbone_of(model), range(0, 61, 2))
     ),
     "SkipLayers": lambda model, texts: SkipLayers((1, 3), (2,), max_draft=3),
     "SkipLayers (nothing)": lambda model, texts: SkipLayers(max_draft=3),
@@ -81,11 +90,9 @@ STRATEGIES = {
     "Union with a tree": lambda model, texts: Union(EarlyExit(2, 3), Heads(some_heads(model), top_k=(3, 2, 2))),
     "Union with random trees": lambda model, texts: Union(RandomTree(PROMPTS, texts), EarlyExit(2, 3)),
     "Fallback": lambda model, texts: Fallback(PromptLookup(2, 3), EarlyExit(2, 4)),
-    "Fallback to a model": lambda model, texts: Fallback(
-        PromptLookup(2, 3), DraftModel(families.tiny("llama", seed=9, layers=2), 2)
-    ),
+    "Fallback to a model": lambda model, texts: Fallback(PromptLookup(2, 3), DraftModel(small_model(), 2)),
     "Fallback to Kangaroo": lambda model, texts: Fallback(
-        PromptLookup(2, 3), EarlyExit(2, 4, adapter=shaken(Kangaroo.like(labkit.Backbone(model))))
+        PromptLookup(2, 3), EarlyExit(2, 4, adapter=shaken(Kangaroo.like(backbone_of(model))))
     ),
     "Fallback to a tree": lambda model, texts: Fallback(PromptLookup(2, 3), RandomTree(PROMPTS, texts)),
     "AtMost": lambda model, texts: AtMost(2, EarlyExit(2, 4)),
@@ -124,13 +131,15 @@ def lab_of(family):
 
 
 @pytest.mark.parametrize(("family", "strategy"), CASES, ids=lambda value: str(value))
-def test_text_and_cache(family, strategy):
+def test_text_and_cache(family, strategy, request):
+    if family != "llama":
+        request.getfixturevalue("unshaped")
     lab, texts = lab_of(family)
     tolerance = families.tolerance(family)
     drafter = STRATEGIES[strategy](lab.model, texts)
     out = watched(lab, PROMPTS, drafter, tolerance, max_new_tokens=COUNT)
     assert out.tokens == texts
-    alone = lab.generate(PROMPTS[0], STRATEGIES[strategy](lab.model, texts), max_new_tokens=COUNT)
+    alone = lab.generate(PROMPTS[0], drafter, max_new_tokens=COUNT)
     assert alone.tokens == texts[:1]
     if strategy in ("EarlyExit (all layers)", "DraftModel (itself)", "SkipLayers (nothing)", "chain, always right"):
         assert out.acceptance_rate == 1.0 and out.rejections == 0
@@ -140,6 +149,7 @@ def test_text_and_cache(family, strategy):
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("room", [1, 2, 3, 4, 5, 6])
+@pytest.mark.usefixtures("unshaped")
 def test_exact_room(strategy, room):
     lab, texts = lab_of("llama")
     out = lab.generate(PROMPTS, STRATEGIES[strategy](lab.model, texts), max_new_tokens=room)
@@ -148,6 +158,7 @@ def test_exact_room(strategy, room):
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.usefixtures("unshaped")
 def test_drafter_invariant_sampling(strategy):
     """A prompt with its seed has one text, whatever the drafter, draft length and batch."""
     lab, _ = lab_of("gemma3")
@@ -161,6 +172,7 @@ def test_drafter_invariant_sampling(strategy):
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.usefixtures("unshaped")
 def test_consumer_walks_away(strategy):
     lab, texts = lab_of("llama")
     stream = lab.stream(PROMPTS[0], STRATEGIES[strategy](lab.model, texts), max_new_tokens=COUNT)
@@ -171,6 +183,7 @@ def test_consumer_walks_away(strategy):
 
 
 @pytest.mark.parametrize("family", list(families.FAMILIES))
+@pytest.mark.usefixtures("unshaped")
 def test_static_early_exit_is_the_cut_model(family):
     """Decoding with the first E layers equals the same model with the rest physically removed."""
     lab, _ = lab_of(family)
@@ -192,7 +205,7 @@ def test_static_early_exit_is_the_cut_model(family):
 
 # -- the law of sampling --------------------------------------------------------------------------------
 
-DRAWS, TOKENS = 3000, 3
+DRAWS, TOKENS = 2000, 3
 SCRIPTED = re.compile("chain, |random trees|to a tree")
 """What is told the texts of PROMPTS beforehand."""
 SAMPLED = {"temperature": 1.3, "top_k": 3, "max_new_tokens": TOKENS, "acceptance": labkit.Rejection()}
@@ -230,6 +243,7 @@ def surprise(drafter):
 
 
 @pytest.mark.parametrize("strategy", [s for s in STRATEGIES if not SCRIPTED.search(s)])
+@pytest.mark.usefixtures("unshaped")
 def test_the_law_of_sampling_by_rejection(strategy):
     lab, texts = lab_of("llama")
     assert surprise(STRATEGIES[strategy](lab.model, texts)) < 5
@@ -250,5 +264,6 @@ class Liar(Drafter):
         return draft if draft.probs is None else replace(draft, probs=draft.probs.sqrt())
 
 
+@pytest.mark.usefixtures("unshaped")
 def test_a_wrong_law_is_seen():
     assert surprise(Liar(EarlyExit(2, max_draft=3))) > 8
