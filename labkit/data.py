@@ -15,6 +15,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from labkit.errors import LabkitError
+from labkit.prompts import read_prompts
 
 LEFT_OUT = ("site-packages", "dist-packages", "test", "tests", "idle_test", "idlelib", "__pycache__")
 END = "<|end|>"
@@ -185,7 +186,14 @@ def continuations(
     for at in range(0, len(prompts), batch):
         some = list(prompts[at : at + batch])
         seeds = [seed + at + i for i in range(len(some))]
-        out = lab.generate(some, max_new_tokens=max_new_tokens, temperature=temperature, seed=seeds, **options)
+        # A prompt cut from a text may begin or end with the end token, which often is the pad token too: it is meant.
+        read = read_prompts(
+            some, None, None if all(isinstance(one[0], int) for one in some) else lab.tokenizer, lab.backbone.vocab
+        ).rows
+        mask = [[1] * len(row) for row in read]
+        out = lab.generate(
+            read, max_new_tokens=max_new_tokens, temperature=temperature, seed=seeds, attention_mask=mask, **options
+        )
         rows += [list(prompt) + new for prompt, new in zip(out.prompts, out.tokens, strict=True)]
         if progress is not None:
             progress(len(rows))

@@ -43,10 +43,11 @@ class ExitLoss(nn.Module):
 
     def logits(self, state: Tensor) -> Tensor:
         """Of the draft: over its own vocabulary, if it has one."""
-        hidden = self.adapter(state)
+        hidden = self.adapter(state.float())
         if self.head is not None:
             return self.head.head(hidden)
         backbone = self.lab.backbone
+        hidden = hidden.to(backbone.dtype)
         return backbone.logits(hidden) if getattr(self.adapter, "normed", False) else backbone.head(hidden)
 
     def forward(self, tokens: Int[Tensor, "batch length"], **states: Tensor) -> dict[str, Tensor]:
@@ -58,7 +59,9 @@ class ExitLoss(nn.Module):
             with torch.no_grad():
                 says = self.lab.backbone.head(state.to(self.lab.backbone.dtype)).argmax(-1)
             right = (says == target.argmax(-1)).float()
-            loss = binary_cross_entropy_with_logits(self.adapter(state)[..., 0].float(), right, reduction="none")
+            loss = binary_cross_entropy_with_logits(
+                self.adapter(state.float())[..., 0].float(), right, reduction="none"
+            )
         else:
             if self.head is not None:
                 target = target[..., self.head.tokens]
@@ -84,7 +87,7 @@ def judge_exit(module: ExitLoss, states: States, batch: int = 8) -> dict[str, fl
         state = torch.stack([row[name(module.exit)] for row in rows]).to(device, backbone.dtype)
         plain = backbone.head(state).argmax(-1) == tokens[:, 1:]
         if isinstance(module.adapter, ExitClassifier):
-            same, go = plain, module.adapter(state)[..., 0].sigmoid() >= 0.5
+            same, go = plain, module.adapter(state.float())[..., 0].sigmoid() >= 0.5
         else:
             logits = module.logits(state)
             best = logits.argmax(-1)
@@ -136,7 +139,7 @@ def exit_adapter(
 
     out: the run's folder; a run that stopped goes on
     kind: kangaroo, affine, classifier (for a dynamic exit), or identity (a head over a draft vocabulary alone)
-    exit: the exit layer; default: a sixth of the layers
+    exit: the exit layer; 0: at a sixth of the layers
     draft_vocab: a head of its own over so many of the most frequent tokens; 0: the target's head
     corpus: stdlib, stdlib-docstrings, package:NAME, a file or a folder
     prompts: JSONL file of prompts to continue, or instructions; default: the beginnings of the corpus' rows

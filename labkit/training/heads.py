@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 
 from labkit.data import PADDING
 from labkit.errors import LabkitError
-from labkit.heads import DraftVocabulary, save_heads
+from labkit.heads import DraftVocabulary, load_heads, save_heads
 from labkit.loading import choose_dtype
 from labkit.replay import replay_rounds, side_by_side
 from labkit.session import HEAD_INPUT
@@ -111,7 +111,6 @@ def train_heads(
 
     def write(folder: Path) -> None:
         save_heads(heads.to(torch.bfloat16), folder, lab)
-        heads.to(torch.float32)
 
     with frozen(lab):
         for stage, (rows, count) in enumerate(zip((material.text, material.own), steps, strict=True), 1):
@@ -126,6 +125,10 @@ def train_heads(
                 provenance=known, tokens_per_row=rows.index["source"]["length"], device=place, dtype=computed,
                 progress=progress,
             )  # fmt: skip
+            # The next stage starts from what this one wrote, whether that was now or in an earlier run.
+            heads.to(place, torch.float32)
+            heads.load_state_dict(load_heads(done.result, lab, dtype=torch.float32).state_dict())
+            heads.requires_grad_(True)
     if done is None:
         raise LabkitError(f"got steps={tuple(steps)}; write at least one step in a stage that has rows")
     return done
