@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy, dropout
 
 from labkit.training.fit import Schedule, fit
-from labkit.training.layerskip import Rows
+from labkit.training.early_exit_loss import Rows
 
 STEPS = 11
 CPU = torch.device("cpu")

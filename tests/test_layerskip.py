@@ -16,7 +16,8 @@ from labkit.data import Corpus, Document
 from labkit.replay import ahead, replay_rounds
 from labkit.training import layerskip as recipe
 from labkit.training.fit import Schedule, fit
-from labkit.training.layerskip import LayerSkip, Rows, judge, layerskip
+from labkit.training.early_exit_loss import LayerSkip, Rows, judge
+from labkit.training.layerskip import layerskip
 
 pytestmark = pytest.mark.usefixtures("few_objects")
 TOKENS = torch.arange(40).view(4, 10) * 7 % 61
@@ -74,6 +75,34 @@ def test_the_curriculum(rotation):
     assert module(layers, exits=False).on() == [(5, 1.0)] and module(1, rotation=1).on() == [(0, 1.0)]
 
 
+def test_an_exit_in_focus_learns_in_every_step():
+    """As heavily as the last layer; the others as ever."""
+    made = module(6, rotation=5, exit_floor=0.2, focus=2)
+    for made.step in range(10):
+        on = dict(made.on())
+        assert (
+            set(on) == {1, 5, made.step % 5} and on[1] == pytest.approx(on[5]) and sum(on.values()) == pytest.approx(1)
+        )
+        assert all(weight <= on[5] for weight in on.values())
+    assert module(6, exits=False, focus=2).on() == [(5, 1.0)]
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+def test_exits_learn_from_the_last_layers_law(share):
+    """The loss is so much against the text and so much against the law; the last layer itself learns from the text."""
+    made = module(dtype=torch.float64, rotation=1, exit_floor=0.2, distill=share).train()
+    labels, states = TOKENS[:, 1:].flatten(), made.states(TOKENS)
+    logits = [made.logits(state)[:, :-1].flatten(0, 1).float() for state in states]
+    law, expected = logits[-1].softmax(-1).detach(), 0.0
+    for at, weight in made.on():
+        text, taught = cross_entropy(logits[at], labels), -(law * logits[at].log_softmax(-1)).sum(-1).mean()
+        expected += weight * (text if at == 3 else (1 - share) * text + share * taught)
+    loss = made(TOKENS)["loss"]
+    assert loss.item() == pytest.approx(expected.item(), abs=1e-6)
+    ours, theirs = (torch.autograd.grad(one, list(made.model.parameters())) for one in (loss, expected))
+    assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(ours, theirs, strict=True))
+
+
 def test_samples_pass_a_dropped_layer_by(monkeypatch):
     """Alone: neither forward nor backward do they see it, and the other samples are as ever."""
     made = module(dropout=0.5)
@@ -98,7 +127,8 @@ def test_every_parameter_learns():
     made = module(exit_floor=0.2).train()
     exits = []
     for made.step in range(2):
-        exits += [made.exit_loss(made.states(TOKENS)[at], TOKENS[:, 1:].flatten()) for at, _ in made.on() if at < 3]
+        labels = TOKENS[:, 1:].flatten()
+        exits += [made.exit_loss(made.states(TOKENS)[at], labels, None) for at, _ in made.on() if at < 3]
     sum(exits).backward()
     lacking = {name for name, p in made.model.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0}
     assert len(exits) == 3 and all(".layers.3." in name for name in lacking) and lacking
@@ -253,6 +283,8 @@ REFUSED = {
     "half precision": ({"dtype": "float16"}, "dtype='float16'; write 'bfloat16' or 'float32'"),
     "dropout": ({"dropout": 1.0}, "dropout=1.0"),
     "rotation": ({"rotation": 4}, "rotation from 1 to the model's 3 layers"),
+    "focus on the last": ({"focus": 3}, r"focus=3, distill=0.0; write an exit from 1 to 2 \(0: none\)"),
+    "more than all": ({"distill": 1.1}, "focus=0, distill=1.1"),
     "short corpus": ({"length": 700, "tokens": 2800}, r"the held-out text has \d+ tokens, and one row needs 700"),
     "few rows": ({"batch": 4000, "tokens": 64000}, r"got \d+ rows of text, and one batch needs 4000"),
     "rate": ({"lr": -1.0}, "lr=-1.0"),
