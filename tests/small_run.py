@@ -11,8 +11,8 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy, dropout
 
-from labkit.training.fit import Schedule, fit
 from labkit.training.early_exit_loss import Rows
+from labkit.training.fit import Schedule, fit
 
 STEPS = 11
 CPU = torch.device("cpu")

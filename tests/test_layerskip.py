@@ -15,8 +15,8 @@ from labkit import EarlyExit, LabkitError, Plain, data
 from labkit.data import Corpus, Document
 from labkit.replay import ahead, replay_rounds
 from labkit.training import layerskip as recipe
-from labkit.training.fit import Schedule, fit
 from labkit.training.early_exit_loss import LayerSkip, Rows, judge
+from labkit.training.fit import Schedule, fit
 from labkit.training.layerskip import layerskip
 
 pytestmark = pytest.mark.usefixtures("few_objects")

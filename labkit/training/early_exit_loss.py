@@ -47,7 +47,8 @@ class LayerSkip(nn.Module):
 
     def __init__(
         self, model: Any, *, steps: int, dropout: float = 0.1, exit_scale: float = 1.0, exit_floor: float = 0.0,
-        focus: int = 0, distill: float = 0.0, rotation: int = 4, scratch: bool = True, exits: bool = True, compile: bool = False, seed: int = 0,
+        focus: int = 0, distill: float = 0.0, rotation: int = 4, scratch: bool = True, exits: bool = True,
+        compile: bool = False, seed: int = 0,
     ):  # fmt: skip
         super().__init__()
         self.model, self.steps, self.rotation, self.scratch, self.seed = model, steps, rotation, scratch, seed
