@@ -113,6 +113,8 @@ def load_model(
         tokenizer = hf.AutoTokenizer.from_pretrained(path, **source) if _speaks(path, source) else None
     if "device_map" not in kwargs:
         model.to(place)
+    if comes_with_labkit(name):
+        model.config.name_or_path = name  # not where labkit is installed
     return model.eval(), tokenizer
 
 

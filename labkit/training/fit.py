@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import signal
 import sys
 import tempfile
@@ -108,7 +109,7 @@ def fit(
         module.eval()
         if first and not finished:
             known = {
-                **provenance, "command": " ".join(sys.argv), "machine": machine(), "labkit": _version(),
+                **provenance, "command": _command(), "machine": machine(), "labkit": _version(),
                 "resumed_at_step": step, "seconds_since_then": round(time.perf_counter() - began, 1),
                 "steps": schedule.steps,
                 "tokens_seen": schedule.steps * schedule.batch * tokens_per_row * arguments.world_size,
@@ -256,6 +257,13 @@ def _stopped_by_signals(record: _Record) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _command() -> str:
+    """What was written in the shell, without the folder that the program lies in."""
+    program = Path(sys.argv[0])
+    name = program.parent.name if program.name == "__main__.py" else program.name
+    return shlex.join([name, *sys.argv[1:]])
 
 
 def _version() -> str | None:
