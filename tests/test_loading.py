@@ -171,7 +171,7 @@ def test_fetch_of_unknown_name_tells_the_known_ones(cache):
     with pytest.raises(LabkitError, match=r"'SmolLM2'.*nearest is 'smollm2-135m'"):
         fetch("SmolLM2")
     assert not cache.exists()
-    with pytest.raises(LabkitError, match=r"'gpt9', which labkit does not ship; shipped names: smollm2-135m$"):
+    with pytest.raises(LabkitError, match=r"'gpt9', which labkit does not ship; shipped names: tiny, smollm2-135m$"):
         fetch("gpt9")
 
 

@@ -24,7 +24,19 @@ print(labkit.__file__, lab.model.config.name_or_path)
 def installed(tmp_path_factory):
     """The folder of an installed wheel."""
     home = tmp_path_factory.mktemp("wheel")
-    command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "--no-index", "-w", home, "."]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "-q",
+        "--no-deps",
+        "--no-build-isolation",
+        "--no-index",
+        "-w",
+        home,
+        ".",
+    ]
     sources = home / "sources"  # a build writes into its sources
     sources.mkdir()
     for name in ("labkit", "data", "pyproject.toml", "README.md", "LICENSE"):
