@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from labkit.backbone import Backbone
 from labkit.draft import Draft
 from labkit.drafters.chain import Chain, Unseen, check_stop
-from labkit.drafters.lookup import check_count
-from labkit.errors import LabkitError
+from labkit.errors import LabkitError, check_count
 from labkit.protocol import Context, Drafter, StopRule, Work, never
 from labkit.session import Session
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from labkit.errors import LabkitError
+from labkit.errors import LabkitError, check_lab
 from labkit.heads.adapters import Affine, DraftVocabulary, ExitClassifier, Kangaroo
 from labkit.heads.files import HASH, fill, head_hash, write_checkpoint
 from labkit.heads.stored import Stored
@@ -28,9 +28,10 @@ def save_adapter(adapter: Any, folder: Any, lab: Any, exit: int, *, head: DraftV
     head is stored and checked by `load_adapter`.
     """
     kind = type(adapter)
-    if kind not in SETTINGS or not isinstance(folder, str | os.PathLike) or not hasattr(lab, "backbone"):
+    check_lab(lab, "save_adapter(adapter, folder, lab, exit=2)")
+    if kind not in SETTINGS or not isinstance(folder, str | os.PathLike):
         raise LabkitError(
-            f"got a {kind.__name__}, folder={folder!r}, lab={lab!r}; write save_adapter(adapter, folder, lab, exit=2) "
+            f"got a {kind.__name__}, folder={folder!r}; write save_adapter(adapter, folder, lab, exit=2) "
             f"for an adapter of {', '.join(KINDS)}"
         )
     if kind is not nn.Identity:
@@ -82,8 +83,9 @@ def load_draft_head(folder: Any, lab: Any, *, check: bool = True) -> DraftVocabu
 
 def _open(folder: Any, lab: Any, check: bool) -> tuple[dict[str, Any], Stored]:
     """The checked config and the tensors, none of them read yet."""
-    if not isinstance(folder, str | os.PathLike) or not hasattr(lab, "backbone"):
-        raise LabkitError(f"got folder={folder!r}, lab={lab!r}; write load_adapter(folder, lab)")
+    check_lab(lab, "load_adapter(folder, lab)")
+    if not isinstance(folder, str | os.PathLike):
+        raise LabkitError(f"got folder={folder!r}; write load_adapter(folder, lab)")
     folder = comes_with_labkit(folder) or Path(folder)
     try:
         config = json.loads((folder / "config.json").read_text())

@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from labkit.errors import LabkitError
+from labkit.errors import LabkitError, check_lab
 from labkit.heads.adapters import DraftVocabulary
 from labkit.heads.medusa import Medusa
 from labkit.heads.mlp_speculator import MLPSpeculator
@@ -41,8 +41,7 @@ def load_heads(source: Any, lab: Any, *, dtype: Any = None, check: bool = True) 
     over the same devices. Returns an MLPSpeculator or a Medusa.
     """
     folder = find_folder(source)
-    if not hasattr(lab, "backbone"):
-        raise LabkitError(f"got lab={lab!r}; give the labkit.Lab of the target")
+    check_lab(lab, "load_heads(source, lab)")
     if isinstance(dtype, str):
         dtype = getattr(torch, dtype, None)
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
@@ -202,8 +201,10 @@ def save_heads(heads: Any, folder: Any, lab: Any = None) -> Path:
 
     With `lab`, the name of the target and the hash of its head are stored, and checked by `load_heads`.
     """
-    if not isinstance(folder, str | os.PathLike) or (lab is not None and not hasattr(lab, "backbone")):
-        raise LabkitError(f"got folder={folder!r}, lab={lab!r}; write save_heads(heads, folder, lab)")
+    if lab is not None:
+        check_lab(lab, "save_heads(heads, folder, lab)")
+    if not isinstance(folder, str | os.PathLike):
+        raise LabkitError(f"got folder={folder!r}; write save_heads(heads, folder, lab)")
     if isinstance(heads, MLPSpeculator):
         name, prefix = "model.safetensors", "speculator."
         config: dict[str, Any] = {
