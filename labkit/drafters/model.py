@@ -63,6 +63,7 @@ class DraftModel(Drafter):
 
     def check(self, session: Session) -> None:
         """The two vocabularies must be one."""
+        self.model.check_unchanged()
         ours, target = self.model.vocab, session.backbone.vocab
         if ours != target:
             raise LabkitError(

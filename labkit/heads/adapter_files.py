@@ -9,8 +9,9 @@ from torch import nn
 
 from labkit.errors import LabkitError, check_lab
 from labkit.heads.adapters import Affine, DraftVocabulary, ExitClassifier, Kangaroo
-from labkit.heads.files import HASH, fill, head_hash, write_checkpoint
+from labkit.heads.files import fill, write_checkpoint
 from labkit.heads.stored import Stored
+from labkit.heads.trained import HASH, check_target, head_hash
 from labkit.shipped import comes_with_labkit
 
 SETTINGS: dict[type, tuple[str, ...]] = {
@@ -53,7 +54,8 @@ def save_adapter(adapter: Any, folder: Any, lab: Any, exit: int, *, head: DraftV
 def load_adapter(folder: Any, lab: Any, *, check: bool = True) -> Any:
     """The adapter that `save_adapter` wrote, on the target's device and in its dtype; `.exit` is the layer it is for.
 
-    Raises LabkitError for one that was trained for another target; `check=False` ignores that.
+    Raises LabkitError for one that was trained for another target, and so does a run with another one later;
+    `check=False` ignores both.
     """
     config, stored = _open(folder, lab, check)
     kind = KINDS[config["labkit_adapter"]]
@@ -64,7 +66,7 @@ def load_adapter(folder: Any, lab: Any, *, check: bool = True) -> Any:
         made.check(lab.backbone.width)
         stored.select({key: key for key in stored.shapes if not key.startswith(HEAD)})
         fill(made, stored, lab.backbone.model.get_output_embeddings().weight.device)
-    made.exit = config["exit"]
+    made.exit, made.target_head = config["exit"], config[HASH] if check else None
     return made.eval().requires_grad_(False)
 
 
@@ -78,6 +80,7 @@ def load_draft_head(folder: Any, lab: Any, *, check: bool = True) -> DraftVocabu
     made = DraftVocabulary.reduced(lab.backbone.width, tokens, lab.backbone.vocab, **config["draft_head"], **where)
     stored.select({key: key.removeprefix(HEAD) for key in stored.shapes if key.startswith(HEAD) and key != HEAD_TOKENS})
     fill(made, stored, where["device"])
+    made.target_head = config[HASH] if check else None
     return made.eval().requires_grad_(False)
 
 
@@ -102,9 +105,6 @@ def _open(folder: Any, lab: Any, check: bool) -> tuple[dict[str, Any], Stored]:
             "labkit.heads.save_adapter made"
         ) from error
     lab.backbone.check_exit(config["exit"])
-    if check and config.get(HASH) != (ours := head_hash(lab)):
-        raise LabkitError(
-            f"{folder} was trained for a target whose head has the hash {config.get(HASH)}, and this one has {ours}; "
-            "load the target that it was trained for, or write check=False"
-        )
+    if check:
+        check_target(config.get(HASH), head_hash(lab), str(folder), "write check=False")
     return config, stored

@@ -25,6 +25,8 @@ class Adapter(nn.Module):
     width: int
     exit: int | None = None
     """The exit layer that it was trained for, if that is known."""
+    target_head: str | None = None
+    """The hash of the head of the target that it was loaded for."""
 
     @abstractmethod
     def forward(
@@ -142,6 +144,8 @@ class ExitClassifier(nn.Module):
 
     exit: int | None = None
     """The deepest exit layer that it was trained for, if that is known."""
+    target_head: str | None = None
+    """The hash of the head of the target that it was loaded for."""
 
     def __init__(self, width: int, dtype: torch.dtype | None = None, device: Any = None):
         check_count(width, "width", "ExitClassifier")
@@ -168,6 +172,8 @@ class DraftVocabulary(nn.Module):
     tokens: Tensor
     settings: dict[str, Any] | None = None
     """The arguments of `reduced` that made it, if that did."""
+    target_head: str | None = None
+    """The hash of the head of the target that it was loaded for."""
 
     def __init__(self, head: nn.Module, tokens: Sequence[int] | Tensor, vocab: int):
         super().__init__()
