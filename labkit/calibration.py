@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from labkit.compare import as_html, as_text
-from labkit.errors import LabkitError
+from labkit.errors import LabkitError, check_callable, check_lab
 from labkit.lab import Lab, _Run
 from labkit.lossy import told_agreement
 from labkit.prompts import read_prompts
@@ -48,6 +48,16 @@ def _binomial_tail(most: int, n: int, p: float) -> float:
 def passing(p_values: Sequence[float], level: float) -> int:
     """How many hypotheses fixed-order testing rejects: those before the first p-value above `level`."""
     return next((at for at, p in enumerate(p_values) if p > level), len(p_values))
+
+
+def _p_value(bound: Any, mean: float, prompts: int, tolerance: float) -> float:
+    """What `bound` says, checked."""
+    instead = "write labkit.calibration.hoeffding or …hoeffding_bentkus"
+    check_callable(bound, "bound", "mean, prompts, tolerance", instead)
+    found = bound(mean, prompts, tolerance)
+    if isinstance(found, bool) or not isinstance(found, int | float) or not 0 <= found <= 1:
+        raise LabkitError(f"the bound {bound!r} returned {found!r}; needed is a p-value from 0 to 1; {instead}")
+    return found
 
 
 @dataclass(frozen=True)
@@ -175,10 +185,9 @@ def calibrate(
             raise LabkitError(f"got {name}={value!r}; needed is a number between 0 and 1, write {name}=0.9")
     if isinstance(thresholds, str) or not isinstance(thresholds, Sequence) or not thresholds:
         raise LabkitError(f"got thresholds={thresholds!r}; write a list from strict to loose, such as [0.99, 0.9, 0.8]")
-    if not callable(make):
-        raise LabkitError(f"got make={make!r}; write a function of a threshold, such as labkit.confidence")
-    if not callable(bound):
-        raise LabkitError(f"got bound={bound!r}; write labkit.calibration.hoeffding or …hoeffding_bentkus")
+    check_callable(make, "make", "threshold", "write a function of a threshold, such as labkit.confidence")
+    check_callable(progress, "progress", "text", "write a function of a text, such as print, or leave it out")
+    check_lab(lab, "calibrate(lab, prompts, make, thresholds, target=0.9)")
     rows = read_prompts(prompts, None, lab.tokenizer, lab.backbone.vocab).rows
     made = [make(threshold) for threshold in thresholds]
     for threshold, one in zip(thresholds, made, strict=True):
@@ -187,6 +196,7 @@ def calibrate(
                 f"make({threshold!r}) returned {one!r}; needed is a drafter such as labkit.EarlyExit(12, stop=…), an "
                 "exit rule such as labkit.confidence(0.9), or a number of layers"
             )
+    _p_value(bound, 0.0, len(rows), 1 - target)  # asked before the runs, not after
     drafting = [isinstance(one, Drafter) for one in made]
     if any(drafting) and not all(drafting):
         raise LabkitError("make returned drafters for some thresholds and exits for others; calibrate one at a time")
@@ -205,7 +215,8 @@ def calibrate(
             outs = [lab.generate(row, one, max_new_tokens=max_new_tokens) for row in rows]
             risks = [1 - out.accepted / out.drafted if out.drafted else 0.0 for out in outs]
             gives = sum(out.new_tokens for out in outs) / sum(out.row_rounds for out in outs)
-        tested.append(Tested(threshold, risks, bound(statistics.fmean(risks), len(rows), 1 - target), gives))
+        p_value = _p_value(bound, statistics.fmean(risks), len(rows), 1 - target)
+        tested.append(Tested(threshold, risks, p_value, gives))
     kept = passing([row.p_value for row in tested], 1 - confidence)
     measure = "agreement" if lossy else "acceptance rate"
     return Calibration(thresholds[kept - 1] if kept else None, target, confidence, measure, tested, bound)

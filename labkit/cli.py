@@ -12,9 +12,9 @@ from tqdm import tqdm
 from labkit.bench import bench, report, write_json
 from labkit.doctor import doctor, machine
 from labkit.drafters import EarlyExit, PromptLookup
-from labkit.drafters.written import read_strategy
+from labkit.drafters.written import Opener, read_early_exit, read_strategy
 from labkit.errors import LabkitError
-from labkit.heads import load_heads
+from labkit.heads import load_adapter, load_draft_head, load_heads
 from labkit.lab import Lab, load
 from labkit.loading import DTYPES, SHIPPED, fetch, load_model
 from labkit.protocol import Drafter
@@ -118,7 +118,9 @@ def generate(args: argparse.Namespace) -> None:
     prompt: Any = args.prompt
     if not args.raw and getattr(lab.tokenizer, "chat_template", None) is not None:
         prompt = [{"role": "user", "content": args.prompt}]
-    options = {name: getattr(args, name) for name in ("temperature", "top_k", "top_p", "early_exit", "seed")}
+    options = {name: getattr(args, name) for name in ("temperature", "top_k", "top_p", "exit_layers", "seed")}
+    if args.early_exit is not None:
+        options["early_exit"] = read_early_exit(args.early_exit, openers(args, lab))
     options = {name: value for name, value in options.items() if value is not None}
     out = lab.generate(prompt, drafter, max_new_tokens=args.max_new_tokens, **options)
     if args.json:
@@ -157,12 +159,27 @@ def run_bench(args: argparse.Namespace) -> None:
 
 
 def read_drafters(args: argparse.Namespace, lab: Lab) -> list[Drafter]:
-    """The strategies asked for; a draft model is loaded where and as the target is, heads for the target."""
-    openers = {
+    """The strategies asked for."""
+    return [read_strategy(text, openers(args, lab)) for text in args.drafters]
+
+
+def openers(args: argparse.Namespace, lab: Lab) -> dict[str, Opener]:
+    """What opens what a strategy names: a draft model, loaded where and as the target is, or modules for the target."""
+    return {
         "model": lambda name: load_model(name, device=args.device, dtype=args.dtype)[0],
         "heads": lambda source: load_heads(source, lab),
+        "adapter": lambda folder: load_adapter(folder, lab),
+        "head": lambda folder: load_draft_head(folder, lab),
+        "module": lambda folder: load_adapter(folder, lab),
     }
-    return [read_strategy(text, openers) for text in args.drafters]
+
+
+def depths(text: str) -> tuple[int, ...]:
+    """Depths written as "18,24"."""
+    try:
+        return tuple(int(depth) for depth in text.split(","))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"got {text!r}; write depths with commas, such as 18,24") from error
 
 
 def add_target(add: Callable) -> None:
@@ -188,7 +205,8 @@ def parser() -> argparse.ArgumentParser:
         return sub
 
     written = (
-        "written as in Python: 'EarlyExit(24, max_draft=2)', PromptLookup, \"DraftModel('gpt2')\", \"Heads('folder')\""
+        "written as in Python: 'EarlyExit(24, max_draft=2)', PromptLookup, \"DraftModel('gpt2')\", "
+        "\"Heads('folder')\", \"EarlyExit(2, adapter='folder')\""
     )
     several: dict[str, Any] = {"nargs": "+", "action": "extend"}
     fifths = "EarlyExit at four fifths of the layers and PromptLookup"
@@ -203,7 +221,9 @@ def parser() -> argparse.ArgumentParser:
     add("--temperature", type=float, help="above 0 draws tokens (default: 0, the likeliest one)")
     add("--top-k", type=int, help="draw from the K likeliest tokens (default: no limit)")
     add("--top-p", type=float, help="draw from the likeliest tokens of this share (default: no limit)")
-    add("--early-exit", type=int, metavar="E", help="decode with the first E layers only, lossy (default: all layers)")
+    add("--early-exit", metavar="E", help="decode with the first E layers only, or leave where a rule such as "
+        "'confidence(0.9)' or \"classifier('folder')\" says, lossy (default: all layers)")  # fmt: skip
+    add("--exit-layers", type=depths, metavar="D,D", help="depths at which that rule is tested (default: all)")
     add("--seed", type=int, default=0, help="of the draws (default: %(default)s)")
     add("--json", action="store_true", help="print text, tokens, settings and figures as JSON")
     add = command("bench", run_bench, "speed against plain, the ideal, and transformers' generate",

@@ -7,6 +7,7 @@ step (batch,): how many new tokens each row has before the one at stake. Source:
 """
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +17,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from labkit.cache import SlotCache
-from labkit.errors import LabkitError
+from labkit.errors import LabkitError, check_callable
 
 ExitRule = Callable[..., Tensor]
 
@@ -29,22 +30,42 @@ class decaying:
     rate: float = 4.0
     length: int = 64
 
+    def __post_init__(self):
+        given = (self.start, self.rate, self.length)
+        numbers = all(isinstance(x, int | float) and not isinstance(x, bool) for x in given)
+        if not (numbers and 0 <= self.start <= 1 and 0 <= self.rate < math.inf and 0 < self.length < math.inf):
+            raise LabkitError(
+                f"got {self}; needed are a start from 0 to 1, a rate of 0 or more, and a length above 0; write "
+                "decaying(0.9, 4.0, 64)"
+            )
+
     def __call__(self, step: Int[Tensor, "batch"]) -> Float[Tensor, "batch"]:
         """The threshold of each row."""
         return (0.9 * self.start + 0.1 * torch.exp(-self.rate * step / self.length)).clamp(0, 1)
 
 
 def _bar(threshold: Any, step: Tensor) -> Any:
-    return threshold(step) if callable(threshold) else threshold
+    if not callable(threshold):
+        return threshold
+    found = threshold(step)
+    number = isinstance(found, int | float) and not isinstance(found, bool)
+    fits = found.shape in ((), step.shape) if isinstance(found, Tensor) else number
+    if not fits:
+        got = f"{tuple(found.shape)}, {found.dtype}" if isinstance(found, Tensor) else repr(found)
+        raise LabkitError(
+            f"the threshold {threshold!r} returned {got}; needed is a number, or one for each row: {tuple(step.shape)}"
+        )
+    return found
 
 
 def _check_threshold(threshold: Any, name: str, low: float = 0) -> None:
     number = isinstance(threshold, int | float) and not isinstance(threshold, bool)
-    if not (callable(threshold) or (number and low <= threshold <= 1)):
-        raise LabkitError(
-            f"got {name}({threshold!r}); the threshold is a number from {low} to 1, or a callable of the position such "
-            "as labkit.exits.decaying(0.9)"
-        )
+    needed = f"the threshold is a number from {low} to 1, or a callable of the position such as "
+    needed += "labkit.exits.decaying(0.9)"
+    if callable(threshold):
+        check_callable(threshold, f"{name}'s threshold", "step", needed)
+    elif not (number and low <= threshold <= 1):
+        raise LabkitError(f"got {name}({threshold!r}); {needed}")
 
 
 @dataclass(frozen=True)
@@ -123,9 +144,14 @@ class classifier:
 
 
 def check_rule(rule: Any, name: str) -> None:
-    """Raise LabkitError unless `rule` can be called; a class such as `confidence` still wants its threshold."""
-    if not callable(rule) or isinstance(rule, type):
-        raise LabkitError(f"got {name}={rule!r}; write a layer's number, or a rule such as labkit.confidence(0.9)")
+    """Raise LabkitError unless `rule` can be called as one; a class such as `confidence` still wants its threshold."""
+    arguments = "layer, hidden_in, hidden_out, logits_fn, step"
+    check_callable(rule, name, arguments, "write a layer's number, or a rule such as labkit.confidence(0.9)")
+
+
+def lent(x: Tensor) -> Tensor:
+    """A copy for a rule, which may write into what it is shown: the states and tokens of the run stay as they are."""
+    return x.to(x.dtype, copy=True)
 
 
 def check_depths(layers: Any, depth: int, name: str = "layers") -> tuple[int, ...]:
@@ -144,7 +170,7 @@ def fires(
     rule: ExitRule, layer: int, hidden_in: Tensor, hidden_out: Tensor, logits_fn: Callable, step: Tensor
 ) -> Tensor:
     """What the rule says of each row, checked. Shapes: see the module's docstring."""
-    found: Any = rule(layer, hidden_in, hidden_out, logits_fn, step)
+    found: Any = rule(layer, lent(hidden_in), lent(hidden_out), logits_fn, step)
     if not isinstance(found, Tensor) or found.dtype != torch.bool or found.shape != step.shape:
         got = f"{tuple(found.shape)}, {found.dtype}" if isinstance(found, Tensor) else repr(found)
         raise LabkitError(

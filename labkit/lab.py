@@ -14,6 +14,7 @@ from labkit.compare import Comparison, caveats, named, tabulate
 from labkit.decoding import Round, decode
 from labkit.drafters import Plain
 from labkit.errors import LabkitError
+from labkit.heads.trained import check_classifier
 from labkit.loading import load_model
 from labkit.noise import Noise
 from labkit.options import MODEL_DEFAULT, Options
@@ -112,6 +113,7 @@ class Lab:
     def target(self, options: Options) -> Backbone:
         """What a run decodes with: the whole model, or its first `early_exit` layers."""
         if callable(options.early_exit):
+            check_classifier(options.early_exit, self)
             return self.backbone.exiting(options.early_exit, options.exit_layers)
         return self.backbone if options.early_exit is None else self.backbone.cut(options.early_exit)
 

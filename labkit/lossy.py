@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from labkit.draft import Draft
-from labkit.errors import LabkitError
+from labkit.errors import LabkitError, check_lab
 from labkit.lab import Lab, _Run
 from labkit.prompts import read_prompts
 from labkit.protocol import Context, Drafter
@@ -62,6 +62,7 @@ def agreement(
     early_exit: a number of layers, or a rule (labkit.exits) tested at `exit_layers`. One pass a prompt: the lossy
     target verifies the text. In float32 even the full depth may miss a near-tie, since batched rows round differently.
     """
+    check_lab(lab, "agreement(lab, prompts, early_exit)")
     if early_exit is None:
         raise LabkitError("got early_exit=None; write a number of layers, or a rule such as labkit.confidence(0.9)")
     rows = read_prompts(prompts, None, lab.tokenizer, lab.backbone.vocab).rows

@@ -171,7 +171,7 @@ def test_work():
     one, two = EarlyExit(2, 3), PromptLookup(2, 5)
     for union in (Union(one, two), Union(two, one)):
         assert union.work(4) == ([Work(0, 2, 1, 3, 1)], [Work(0, 2, 6), Work(2, 4, 9, head=9)])
-    assert Fallback(one, two).work(4) == Union(one, EarlyExit(below(0.1), 2)).work(4) == ([], [])
+    assert Fallback(one, two).work(4) == Union(one, EarlyExit(labkit.confidence(0.1), 2)).work(4) == ([], [])
     assert AtMost(2, two).work(4) == ([], [Work(0, 4, 3, head=3)]) and AtMost(9, two).work(4) == two.work(4)
     draft, verify = AtMost(2, one).work(4)
     assert verify == [Work(0, 2, 1), Work(2, 4, 3, head=3)] and draft[0].other is not None

@@ -12,6 +12,7 @@ import families
 import pytest
 import torch
 from conftest import missing
+from letters import tokenizer
 
 import labkit
 from labkit import LabkitError, cli
@@ -229,6 +230,76 @@ def test_heads_are_read_with_the_lab_of_the_command(monkeypatch, capsys, tmp_pat
     assert "Heads(MLPSpeculator, tree of 3 nodes)" in out
     code, _, err = run(capsys, "bench", "--prompts", "editing", "--drafters", f"Heads({str(tmp_path / 'no')!r})")
     assert code == 2 and "neither a folder nor a hub id" in err
+
+
+def parts_in(folder, lab):
+    """An adapter, a classifier and a draft head, on disk."""
+    makers = {"adapter": labkit.heads.Kangaroo.like(lab), "rule": labkit.heads.ExitClassifier(32)}
+    for name, module in makers.items():
+        labkit.heads.save_adapter(module, folder / name, lab, 2)
+    head = labkit.heads.DraftVocabulary.reduced(32, range(9), 61)
+    labkit.heads.save_adapter(torch.nn.Identity(), folder / "head", lab, 2, head=head)
+    return {name: str(folder / name) for name in (*makers, "head")}
+
+
+def test_exits_of_every_kind(monkeypatch, capsys, tmp_path):
+    """Modules are named by their folders, and a rule is written as in a strategy."""
+    lab = labkit.Lab(families.tiny("llama"), tokenizer())
+    folders = parts_in(tmp_path, lab)
+    monkeypatch.setattr("labkit.cli.load", lambda *args, **kwargs: lab)
+
+    def made(*words):
+        code, out, err = run(capsys, "generate", "Hello", "--raw", "--max-new-tokens", "6", "--json", *words)
+        assert code == 0, err
+        return json.loads(out)
+
+    want = made()["tokens"]
+    for strategy, shown in (
+        (f"EarlyExit(2, adapter={folders['adapter']!r})", "adapter=Kangaroo"),
+        (f"EarlyExit(2, head={folders['head']!r})", "head=DraftVocabulary"),
+        (f"EarlyExit(classifier({folders['rule']!r}, 0.4), 3)", "classifier(module=ExitClassifier("),
+    ):
+        found = made("--drafter", strategy)
+        assert found["tokens"] == want and shown in found["settings"]["drafter"]
+    for rule in ("2", "confidence(0.05)", "confidence(decaying(0.9))", f"classifier({folders['rule']!r})"):
+        found = made("--early-exit", rule)
+        assert not found["lossless"] and rule.split("(")[0] in str(found["settings"]["early_exit"])
+    found = made("--early-exit", "margin(0.0)", "--exit-layers", "1,3")
+    assert found["settings"]["exit_layers"] == [1, 3]
+    by_hand = lab.generate("Hello", max_new_tokens=6, early_exit=labkit.margin(0.0), exit_layers=(1, 3))
+    assert found["tokens"] == by_hand.tokens != want
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--early-exit", "0.9"), "'0.9' is no exit; write a number of layers, or for example 'confidence(0.9)'"),
+        (("--early-exit", "True"), "'True' is no exit"),
+        (("--early-exit", "EarlyExit(2)"), "'EarlyExit(2)' is no exit"),
+        (("--early-exit", "confidnce(0.9)"), "the nearest is 'confidence'"),
+        (("--early-exit", "confidence(0.9"), "is not an exit ("),
+        (("--early-exit", "confidence"), "'confidence': missing a required argument: 'threshold'; write a number"),
+        (("--early-exit", "never"), "early_exit=<function never"),
+        (("--early-exit", "9"), "early_exit=9"),
+        (("--early-exit", "0"), "early_exit=0"),
+        (("--early-exit", ""), "'' is not an exit ("),
+        (("--early-exit", "2", "--exit-layers", "1"), "exit_layers=(1,) says where a rule is tested"),
+        (("--exit-layers", "1"), "early_exit=None is none"),
+        (("--early-exit", "classifier('no/such')"), "'no/such' holds no adapter that labkit wrote"),
+        (("--drafter", "EarlyExit(2, adapter='no/such')"), "'no/such' holds no adapter that labkit wrote"),
+    ],
+)
+def test_exits_that_are_none(monkeypatch, capsys, words, message):
+    lab = labkit.Lab(families.tiny("llama"), tokenizer())
+    monkeypatch.setattr("labkit.cli.load", lambda *args, **kwargs: lab)
+    code, _, err = run(capsys, "generate", "Hello", "--raw", "--max-new-tokens", "2", *words)
+    assert code == 2 and message in err
+
+
+def test_exit_layers_are_written_with_commas(capsys):
+    with pytest.raises(SystemExit):
+        parser().parse_args(["generate", "x", "--exit-layers", "1;2"])
+    assert "got '1;2'; write depths with commas, such as 18,24" in capsys.readouterr().err
 
 
 def test_doctor_names_what_is_missing(capsys, monkeypatch, tmp_path):

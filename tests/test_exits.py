@@ -1,6 +1,7 @@
 """Exit rules and stop rules, against full forwards; and what may be wrong with an exit."""
 
 import copy
+import pickle
 
 import families
 import pytest
@@ -13,7 +14,7 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 import labkit
 from labkit import EarlyExit, LabkitError, TopK, Window
 from labkit.exits import decaying
-from labkit.heads import Adapter, Affine, DraftVocabulary, Kangaroo
+from labkit.heads import Adapter, Affine, DraftVocabulary, ExitClassifier, Kangaroo, load_adapter, save_adapter
 
 PROMPTS = [[3, 14, 15, 9, 26, 5, 35], [8], [58, 9, 7, 9, 3, 2, 3, 8, 4, 6, 2, 6]]
 COUNT = 16
@@ -216,6 +217,41 @@ def test_a_stop_rule_of_ones_own(lab):
             lab.generate(PROMPTS, EarlyExit(3, 5, stop=wrong), max_new_tokens=COUNT)
 
 
+def scribble(drawn, level):
+    """Writes into all that it is shown."""
+    for part in (drawn.token, drawn.q, drawn.probs):
+        if part is not None:
+            part.zero_()
+    return torch.zeros_like(drawn.token, dtype=torch.bool)
+
+
+@pytest.mark.parametrize("make", [
+    lambda stop: EarlyExit(3, 4, stop=stop), lambda stop: labkit.Until(stop, labkit.PromptLookup(2, 4)),
+    lambda stop: labkit.Until(stop, EarlyExit(3, 4)), lambda stop: labkit.SkipLayers((1,), stop=stop),
+], ids=["exit", "lookup", "until", "skip"])  # fmt: skip
+@pytest.mark.parametrize(
+    "options", [{}, {"temperature": 0.8, "acceptance": labkit.Rejection()}], ids=["greedy", "drawn"]
+)
+def test_a_stop_rule_that_writes_changes_nothing(lab, make, options):
+    quiet = lambda drawn, level: torch.zeros_like(drawn.token, dtype=torch.bool)  # noqa: E731
+    want, out = (lab.generate(PROMPTS, make(rule), max_new_tokens=COUNT, **options) for rule in (quiet, scribble))
+    for one, other in zip(want.rounds, out.rounds, strict=True):
+        assert (one.drafted, one.tokens, one.q) == (other.drafted, other.tokens, other.q)
+
+
+def test_an_exit_rule_that_writes_changes_nothing(lab):
+    def scribbles(layer, hidden_in, hidden_out, logits_fn, step):
+        hidden_in.zero_()
+        hidden_out.zero_()
+        return step % 2 == 0
+
+    even = lambda layer, hidden_in, hidden_out, logits_fn, step: step % 2 == 0  # noqa: E731
+    out = lab.generate(PROMPTS, EarlyExit(scribbles, 3), max_new_tokens=COUNT)
+    assert out.tokens == [reference(lab.model, prompt, COUNT) for prompt in PROMPTS]
+    want, out = (lab.generate(PROMPTS, early_exit=rule, max_new_tokens=COUNT) for rule in (even, scribbles))
+    assert out.tokens == want.tokens
+
+
 # -- bad input ------------------------------------------------------------------------------------------
 
 
@@ -234,6 +270,31 @@ def rule_of(value):
         (lambda lab: EarlyExit(rule_of(True), 3), r"exit rule .* returned True at layer 1; needed is a tensor of shape \(3,\)"),
         (lambda lab: EarlyExit(rule_of(torch.tensor([True])), 3), r"returned \(1,\), torch.bool .*shape \(3,\)"),
         (lambda lab: EarlyExit(rule_of(torch.ones(3)), 3), r"returned \(3,\), torch.float32"),
+        (lambda lab: EarlyExit(lambda layer: True), r"exit=.*cannot be called with \(layer, hidden_in, .*write a layer's"),
+        (lambda lab: EarlyExit(2, stop=lambda drawn: None), r"stop=.*cannot be called with \(drawn, level\): too many"),
+        (lambda lab: labkit.Until(lambda: None, EarlyExit(2)), r"stop=.*cannot be called with \(drawn, level\)"),
+        (lambda lab: EarlyExit(labkit.confidence(lambda: 0.5)), r"confidence's threshold=.*with \(step\).*decaying"),
+        (lambda lab: EarlyExit(labkit.confidence(lambda step: "0.5")), r"returned '0.5'; needed is .*each row: \(3,\)"),
+        (lambda lab: EarlyExit(labkit.margin(lambda step: None)), "threshold .* returned None; needed is a number"),
+        (lambda lab: EarlyExit(labkit.saturation(lambda step: step[:1])), r"returned \(1,\), torch.int64"),
+        (lambda lab: EarlyExit(labkit.confidence(decaying)), r"got decaying\(start=tensor.*write decaying\(0.9"),
+        (lambda lab: decaying(0.5, length=0), r"got decaying\(start=0.5, rate=4.0, length=0\).*length above 0; write"),
+        (lambda lab: decaying("0.5"), "start='0.5'.*write decaying"),
+        (lambda lab: decaying(0.5, float("nan")), "rate=nan.*write decaying"),
+        (lambda lab: decaying(float("nan")), "start=nan.*write decaying"),
+        (lambda lab: Kangaroo(32, 0), "Kangaroo got heads=0; it must be an int of at least 1$"),
+        (lambda lab: Kangaroo(32, 4, 0), "Kangaroo got kv_heads=0"),
+        (lambda lab: Kangaroo(32, 4, head_dim=0), "Kangaroo got head_dim=0"),
+        (lambda lab: Kangaroo(32, 64), "head_dim=0; kv_heads must divide heads"),
+        (lambda lab: Kangaroo("32", 4), "Kangaroo got width='32'"),
+        (lambda lab: Affine(0), "Affine got width=0; it must be an int of at least 1$"),
+        (lambda lab: Affine(-1), "Affine got width=-1"),
+        (lambda lab: ExitClassifier(0), "ExitClassifier got width=0"),
+        (lambda lab: EarlyExit(2, share="no"), "EarlyExit got share='no'; write share=True or share=False"),
+        (lambda lab: EarlyExit(2, share=None), "share=None; write"),
+        (lambda lab: EarlyExit(2, 0), "max_draft=0; .*at least 1; Plain"),
+        (lambda lab: EarlyExit(2, max_draft="4"), "max_draft='4'; it must be an int of at least 1$"),
+        (lambda lab: EarlyExit(2, kv=TopK(0)), "budget=0; it must be an int of at least 1$"),
         (lambda lab: EarlyExit("deep", 3), "exit='deep'"),
         (lambda lab: EarlyExit(2.5, 3), "exit=2.5"),
         (lambda lab: EarlyExit(2, layers=(1,)), "layers, minimum and maximum"),
@@ -298,3 +359,31 @@ def test_settings_print_as_written():
     assert repr(EarlyExit(labkit.margin(0.5), maximum=1)).endswith("maximum=1)"), "1 equals a minimum's default"
     assert EarlyExit(3) == EarlyExit(3) != EarlyExit(3, stop=labkit.below(0.5))
     assert repr(EarlyExit(3, adapter=Affine(8))) == "EarlyExit(exit=3, max_draft=4, share=True, adapter=Affine)"
+
+
+@pytest.mark.parametrize("again", [copy.copy, copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
+def test_a_copy_equals_the_original(again):
+    for drafter in (EarlyExit(2), EarlyExit(labkit.margin(0.5), 3, kv=Window(4, 60), stop=labkit.below(0.5))):
+        assert again(drafter) == drafter and repr(again(drafter)) == repr(drafter)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda lab: labkit.agreement(lab, PROMPTS, 2),
+        lambda lab: labkit.calibrate(lab, PROMPTS, labkit.confidence, [0.9], target=0.8),
+        lambda lab: labkit.search_skips(lab, PROMPTS),
+        lambda lab: DraftVocabulary.of(lab, [1, 2]),
+        lambda lab: Kangaroo.like(lab),
+        lambda lab: labkit.head_accuracies(lab, None, ["a"]),
+        lambda lab: load_adapter("no-folder", lab),
+        lambda lab: save_adapter(Affine(32), "no-folder", lab, 2),
+        lambda lab: labkit.load_heads(".", lab),
+    ],
+)
+def test_what_is_no_lab(lab, call):
+    for wrong, name in ((None, "None"), ("tiny", "'tiny'"), (lab.model, "a LlamaForCausalLM"), ([lab], "a list")):
+        with pytest.raises(
+            LabkitError, match=rf"^got {name} for a Lab; write \S+\(.*lab.* with lab = labkit.load\(name"
+        ):
+            call(wrong)

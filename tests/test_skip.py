@@ -215,6 +215,11 @@ BAD = {
     r"count=2\.5": lambda: OnTheFly(count=2.5),
     "ratio=0;": lambda: OnTheFly(ratio=0),
     r"enough=1\.5": lambda: OnTheFly(enough=1.5),
+    r"OnTheFly got seed=\[1\]; write an int": lambda: OnTheFly(seed=[1]),
+    "got progress=None; write a wrapper": lambda: search_skips(lab_of("llama"), PROMPTS, progress=None),
+    "progress returned None; needed are": lambda: search_skips(
+        lab_of("llama"), PROMPTS, steps=1, progress=lambda steps: None
+    ),
     r"ratio=1\.2": lambda: search_skips(lab_of("llama"), PROMPTS, ratio=1.2),
     "steps=0": lambda: search_skips(lab_of("llama"), PROMPTS, steps=0),
     "seed=None": lambda: search_skips(lab_of("llama"), PROMPTS, seed=None),

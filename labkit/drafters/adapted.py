@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from labkit.drafters.chain import Unseen
 from labkit.errors import LabkitError
 from labkit.heads.adapters import Adapter
+from labkit.heads.trained import check_classifier, check_trained
 from labkit.protocol import Context
 from labkit.session import PREFILL_ROWS, Rows, Session
 
@@ -72,8 +73,11 @@ class Adapted:
 
 
 def check_fit(exit: Any, adapter: nn.Module, head: nn.Module | None, session: Session) -> None:
-    """Raise LabkitError unless adapter and head take the target's states and say something of its vocabulary."""
+    """Raise LabkitError unless what reads an exit is made for this target's states, vocabulary and mode."""
     backbone = session.backbone
+    check_trained(adapter, session, "adapter")
+    check_trained(head, session, "head")
+    check_classifier(exit, session)
     state = torch.zeros((1, 1, backbone.width), dtype=backbone.dtype, device=backbone.device)
     need = f"needed are modules for width {backbone.width}, {backbone.dtype}, on {backbone.device}"
     if isinstance(adapter, Adapter):

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from labkit.draft import Draft, Partial
-from labkit.errors import LabkitError
+from labkit.errors import LabkitError, check_callable
+from labkit.exits import lent
 from labkit.protocol import Context, Drawn, StopRule, never
 from labkit.session import Session
 
@@ -30,14 +31,16 @@ class below:
 
 
 def check_stop(stop: Any) -> None:
-    """Raise LabkitError unless `stop` can be called; a class such as `below` still wants its confidence."""
-    if not callable(stop) or isinstance(stop, type):
-        raise LabkitError(f"got stop={stop!r}; write a rule such as labkit.below(0.6), or leave it out")
+    """Raise LabkitError unless `stop` can be called as a rule; a class such as `below` still wants its confidence."""
+    check_callable(stop, "stop", "drawn, level", "write a rule such as labkit.below(0.6), or leave it out")
 
 
 def stops(rule: StopRule, drawn: Drawn, level: int) -> Tensor | None:
-    """What a stop rule says of each row, checked: `(batch,) bool`, or None for in no row."""
-    found: Any = rule(drawn, level)
+    """What a stop rule says of each row, checked: `(batch,) bool`, or None for in no row. It is shown copies."""
+    if rule is never:
+        return None
+    probs = None if drawn.probs is None else lent(drawn.probs)
+    found: Any = rule(Drawn(lent(drawn.token), lent(drawn.q), probs), level)
     if found is None:
         return None
     if not isinstance(found, Tensor) or found.dtype != torch.bool or found.shape != drawn.token.shape:
@@ -80,7 +83,7 @@ class Chain:
             self.valid[:, level] = True if going is None else going
             drawn = context.draw(logits, self.tokens[:, :level])
             self._put(level, drawn)
-            token, self.count = drawn.token[:, None], level + 1
+            token, self.count = self.tokens[:, level : level + 1], level + 1
             for rule in (self.stop, context.stop):
                 over = stops(rule, drawn, level) if self.count < count else None
                 if over is not None:

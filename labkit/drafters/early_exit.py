@@ -12,13 +12,20 @@ from labkit.drafters.adapted import Adapted, check_fit, check_parts
 from labkit.drafters.chain import Chain, check_stop
 from labkit.drafters.descent import Descent, Exits
 from labkit.drafters.kv import KV, Full
-from labkit.drafters.lookup import check_count
-from labkit.errors import LabkitError
+from labkit.errors import LabkitError, check_count, check_flag
 from labkit.exits import ExitRule
 from labkit.protocol import Context, Drafter, StopRule, Work, never
 from labkit.session import Session
 
-NO_ADAPTER = nn.Identity()
+
+class _NoAdapter(nn.Identity):
+    """The identity of which there is one: copied or unpickled it is the same, so that a strategy equals its copy."""
+
+    def __reduce__(self) -> str:
+        return "NO_ADAPTER"
+
+
+NO_ADAPTER = _NoAdapter()
 
 
 @dataclass
@@ -58,6 +65,7 @@ class EarlyExit(Drafter):
 
     def __post_init__(self):
         check_count(self.max_draft, "max_draft", "EarlyExit")
+        check_flag(self.share, "share", "EarlyExit")
         check_stop(self.stop)
         if self.catch_up not in ("exact", "project"):
             raise LabkitError(f'got catch_up={self.catch_up!r}; write "exact" or "project"')

@@ -11,6 +11,7 @@ from torch import Tensor
 from labkit.draft import Draft
 from labkit.drafters.chain import Chain
 from labkit.errors import LabkitError
+from labkit.heads.trained import check_trained
 from labkit.heads.trees import FixedTree, ProductTree, check_choices, check_pair, tree_sizes
 from labkit.protocol import Context, Drafter, Work
 from labkit.session import HEAD_INPUT, Session
@@ -88,6 +89,7 @@ class Heads(Drafter):
     def check(self, session: Session) -> None:
         """Heads and target must have one width and one vocabulary."""
         check_pair(self.heads, session.backbone)
+        check_trained(self.heads, session, "drafting")
 
     def begin(self, session: Session) -> _State:
         """The buffers of a chain or a tree."""

@@ -11,8 +11,7 @@ from labkit import views
 from labkit.attention import register_attention, top_attention
 from labkit.backbone import Backbone
 from labkit.cache import SlotCache
-from labkit.drafters.lookup import check_count
-from labkit.errors import LabkitError
+from labkit.errors import LabkitError, check_count
 from labkit.protocol import Context
 from labkit.session import Session
 

@@ -6,15 +6,9 @@ from dataclasses import dataclass, field
 import torch
 
 from labkit.draft import Draft
-from labkit.errors import LabkitError
+from labkit.errors import check_count
 from labkit.protocol import Context, Drafter
 from labkit.session import Session
-
-
-def check_count(value: int, name: str, strategy: str) -> None:
-    """Raise LabkitError unless `value` is an int of at least 1."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise LabkitError(f"{strategy} got {name}={value!r}; it must be an int of at least 1 (Plain() drafts nothing)")
 
 
 @dataclass

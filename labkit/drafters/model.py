@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from labkit.backbone import Backbone
 from labkit.draft import Draft
 from labkit.drafters.chain import Chain, Unseen, check_stop
-from labkit.drafters.lookup import check_count
-from labkit.errors import LabkitError
+from labkit.errors import LabkitError, check_count
 from labkit.protocol import Context, Drafter, StopRule, Work, never
 from labkit.session import Session
 
@@ -64,6 +63,7 @@ class DraftModel(Drafter):
 
     def check(self, session: Session) -> None:
         """The two vocabularies must be one."""
+        self.model.check_unchanged()
         ours, target = self.model.vocab, session.backbone.vocab
         if ours != target:
             raise LabkitError(

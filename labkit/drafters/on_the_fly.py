@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from labkit.backbone import Backbone
-from labkit.drafters.lookup import check_count
 from labkit.drafters.sublayers import SubLayers, agreement, check_share, neighbour
+from labkit.errors import check_count, check_seed
 from labkit.session import Session
 
 logger = logging.getLogger(__name__)
@@ -36,6 +36,7 @@ class OnTheFly:
             check_count(getattr(self, name), name, "OnTheFly")
         for name in ("ratio", "enough"):
             check_share(getattr(self, name), name)
+        check_seed(self.seed, "OnTheFly")
 
 
 @dataclass

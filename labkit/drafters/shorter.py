@@ -11,9 +11,8 @@ from labkit.costs import whole_draft
 from labkit.draft import Draft
 from labkit.drafters.chain import check_stop, stops
 from labkit.drafters.combined import Combined, State, check_members
-from labkit.drafters.lookup import check_count
 from labkit.drafters.mixture import struck
-from labkit.errors import LabkitError
+from labkit.errors import LabkitError, check_count
 from labkit.protocol import Context, Drafter, Drawn, StopRule, Work
 
 

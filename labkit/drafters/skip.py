@@ -10,10 +10,9 @@ from torch import Tensor
 from labkit.costs import work_seconds
 from labkit.draft import Draft
 from labkit.drafters.chain import Chain, check_stop
-from labkit.drafters.lookup import check_count
 from labkit.drafters.on_the_fly import OnTheFly, Skipping
 from labkit.drafters.sublayers import SubLayers, evenly
-from labkit.errors import LabkitError
+from labkit.errors import LabkitError, check_count
 from labkit.protocol import Context, Drafter, StopRule, Work, never
 from labkit.session import Session
 

@@ -7,10 +7,9 @@ from typing import Any
 
 import torch
 
-from labkit.drafters.lookup import check_count
 from labkit.drafters.skip import SkipLayers
 from labkit.drafters.sublayers import SubLayers, agreement, check_share, evenly, neighbour
-from labkit.errors import LabkitError
+from labkit.errors import LabkitError, check_callable, check_count, check_lab, check_seed
 from labkit.session import Session
 
 
@@ -52,8 +51,9 @@ def search_skips(
     """
     check_count(steps, "steps", "search_skips")
     check_share(ratio, "ratio")
-    if isinstance(seed, bool) or not isinstance(seed, int):
-        raise LabkitError(f"got seed={seed!r}; write an int")
+    check_seed(seed, "search_skips")
+    check_callable(progress, "progress", "steps", "write a wrapper of an iterable such as tqdm, or leave it out")
+    check_lab(lab, "search_skips(lab, prompts)")
     target, random = lab.backbone, Random(seed)
     best = evenly(target.depth, ratio)
     best.check(target.depth)
@@ -72,7 +72,10 @@ def search_skips(
 
     top = score(best)
     history = [top]
-    for _ in progress(range(steps)):
+    wrapped: Any = progress(range(steps))
+    if not isinstance(wrapped, Iterable):
+        raise LabkitError(f"progress returned {wrapped!r}; needed are the steps it was given, as tqdm returns them")
+    for _ in wrapped:
         other = neighbour(best, target.depth, random)
         value = score(other)
         if value >= top:

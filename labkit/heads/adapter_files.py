@@ -7,10 +7,11 @@ from typing import Any
 
 from torch import nn
 
-from labkit.errors import LabkitError
+from labkit.errors import LabkitError, check_lab
 from labkit.heads.adapters import Affine, DraftVocabulary, ExitClassifier, Kangaroo
-from labkit.heads.files import HASH, fill, head_hash, write_checkpoint
+from labkit.heads.files import fill, write_checkpoint
 from labkit.heads.stored import Stored
+from labkit.heads.trained import HASH, check_target, head_hash
 from labkit.shipped import comes_with_labkit
 
 SETTINGS: dict[type, tuple[str, ...]] = {
@@ -28,9 +29,10 @@ def save_adapter(adapter: Any, folder: Any, lab: Any, exit: int, *, head: DraftV
     head is stored and checked by `load_adapter`.
     """
     kind = type(adapter)
-    if kind not in SETTINGS or not isinstance(folder, str | os.PathLike) or not hasattr(lab, "backbone"):
+    check_lab(lab, "save_adapter(adapter, folder, lab, exit=2)")
+    if kind not in SETTINGS or not isinstance(folder, str | os.PathLike):
         raise LabkitError(
-            f"got a {kind.__name__}, folder={folder!r}, lab={lab!r}; write save_adapter(adapter, folder, lab, exit=2) "
+            f"got a {kind.__name__}, folder={folder!r}; write save_adapter(adapter, folder, lab, exit=2) "
             f"for an adapter of {', '.join(KINDS)}"
         )
     if kind is not nn.Identity:
@@ -52,7 +54,8 @@ def save_adapter(adapter: Any, folder: Any, lab: Any, exit: int, *, head: DraftV
 def load_adapter(folder: Any, lab: Any, *, check: bool = True) -> Any:
     """The adapter that `save_adapter` wrote, on the target's device and in its dtype; `.exit` is the layer it is for.
 
-    Raises LabkitError for one that was trained for another target; `check=False` ignores that.
+    Raises LabkitError for one that was trained for another target, and so does a run with another one later;
+    `check=False` ignores both.
     """
     config, stored = _open(folder, lab, check)
     kind = KINDS[config["labkit_adapter"]]
@@ -63,7 +66,7 @@ def load_adapter(folder: Any, lab: Any, *, check: bool = True) -> Any:
         made.check(lab.backbone.width)
         stored.select({key: key for key in stored.shapes if not key.startswith(HEAD)})
         fill(made, stored, lab.backbone.model.get_output_embeddings().weight.device)
-    made.exit = config["exit"]
+    made.exit, made.target_head = config["exit"], config[HASH] if check else None
     return made.eval().requires_grad_(False)
 
 
@@ -77,13 +80,15 @@ def load_draft_head(folder: Any, lab: Any, *, check: bool = True) -> DraftVocabu
     made = DraftVocabulary.reduced(lab.backbone.width, tokens, lab.backbone.vocab, **config["draft_head"], **where)
     stored.select({key: key.removeprefix(HEAD) for key in stored.shapes if key.startswith(HEAD) and key != HEAD_TOKENS})
     fill(made, stored, where["device"])
+    made.target_head = config[HASH] if check else None
     return made.eval().requires_grad_(False)
 
 
 def _open(folder: Any, lab: Any, check: bool) -> tuple[dict[str, Any], Stored]:
     """The checked config and the tensors, none of them read yet."""
-    if not isinstance(folder, str | os.PathLike) or not hasattr(lab, "backbone"):
-        raise LabkitError(f"got folder={folder!r}, lab={lab!r}; write load_adapter(folder, lab)")
+    check_lab(lab, "load_adapter(folder, lab)")
+    if not isinstance(folder, str | os.PathLike):
+        raise LabkitError(f"got folder={folder!r}; write load_adapter(folder, lab)")
     folder = comes_with_labkit(folder) or Path(folder)
     try:
         config = json.loads((folder / "config.json").read_text())
@@ -100,9 +105,6 @@ def _open(folder: Any, lab: Any, check: bool) -> tuple[dict[str, Any], Stored]:
             "labkit.heads.save_adapter made"
         ) from error
     lab.backbone.check_exit(config["exit"])
-    if check and config.get(HASH) != (ours := head_hash(lab)):
-        raise LabkitError(
-            f"{folder} was trained for a target whose head has the hash {config.get(HASH)}, and this one has {ours}; "
-            "load the target that it was trained for, or write check=False"
-        )
+    if check:
+        check_target(config.get(HASH), head_hash(lab), str(folder), "write check=False")
     return config, stored

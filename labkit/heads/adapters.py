@@ -9,7 +9,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from labkit.errors import LabkitError
+from labkit.backbone import Backbone
+from labkit.errors import LabkitError, check_count, check_lab
 
 
 class Adapter(nn.Module):
@@ -24,6 +25,8 @@ class Adapter(nn.Module):
     width: int
     exit: int | None = None
     """The exit layer that it was trained for, if that is known."""
+    target_head: str | None = None
+    """The hash of the head of the target that it was loaded for."""
 
     @abstractmethod
     def forward(
@@ -48,6 +51,7 @@ class Affine(Adapter):
     """h + W h + b, which starts as the identity. Source: tuned lens, 2303.08112."""
 
     def __init__(self, width: int, dtype: torch.dtype | None = None, device: Any = None):
+        check_count(width, "width", "Affine")
         super().__init__()
         self.width = width
         self.linear = nn.Linear(width, width, dtype=dtype, device=device)
@@ -72,13 +76,17 @@ class Kangaroo(Adapter):
         self, width: int, heads: int, kv_heads: int | None = None, head_dim: int | None = None, *,
         rope_theta: float = 10000.0, eps: float = 1e-5, dtype: torch.dtype | None = None, device: Any = None,
     ):  # fmt: skip
+        given = {"width": width, "heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
+        for name, value in given.items():
+            if value is not None or name in ("width", "heads"):
+                check_count(value, name, "Kangaroo")
         super().__init__()
         self.width, self.heads, self.kv_heads = width, heads, kv_heads or heads
         self.head_dim, self.rope_theta, self.eps = head_dim or width // heads, rope_theta, eps
-        if self.heads % self.kv_heads or self.head_dim % 2:
+        if self.heads % self.kv_heads or self.head_dim % 2 or not self.head_dim:
             raise LabkitError(
-                f"got heads={heads}, kv_heads={kv_heads}, head_dim={self.head_dim}; "
-                "kv_heads must divide heads, and head_dim be even"
+                f"got width={width}, heads={heads}, kv_heads={kv_heads}, head_dim={self.head_dim}; "
+                "kv_heads must divide heads, and head_dim (if not given, width // heads) be even and above 0"
             )
         make = lambda rows, columns: nn.Linear(columns, rows, bias=False, dtype=dtype, device=device)  # noqa: E731
         self.norm_in, self.norm_out = (nn.RMSNorm(width, eps, dtype=dtype, device=device) for _ in range(2))
@@ -90,7 +98,7 @@ class Kangaroo(Adapter):
     @classmethod
     def like(cls, lab: Any) -> "Kangaroo":
         """One with the attention shape, dtype and device of a Lab's target, its last norm a copy of the target's."""
-        backbone = getattr(lab, "backbone", lab)
+        backbone = _backbone(lab, "Kangaroo.like(lab)")
         config = backbone.model.config.get_text_config()
         rope = getattr(config, "rope_parameters", None) or {}
         made = cls(
@@ -136,8 +144,11 @@ class ExitClassifier(nn.Module):
 
     exit: int | None = None
     """The deepest exit layer that it was trained for, if that is known."""
+    target_head: str | None = None
+    """The hash of the head of the target that it was loaded for."""
 
     def __init__(self, width: int, dtype: torch.dtype | None = None, device: Any = None):
+        check_count(width, "width", "ExitClassifier")
         super().__init__()
         self.width = width
         self.linear = nn.Linear(width, 1, dtype=dtype, device=device)
@@ -161,6 +172,8 @@ class DraftVocabulary(nn.Module):
     tokens: Tensor
     settings: dict[str, Any] | None = None
     """The arguments of `reduced` that made it, if that did."""
+    target_head: str | None = None
+    """The hash of the head of the target that it was loaded for."""
 
     def __init__(self, head: nn.Module, tokens: Sequence[int] | Tensor, vocab: int):
         super().__init__()
@@ -173,7 +186,7 @@ class DraftVocabulary(nn.Module):
     @classmethod
     def of(cls, lab: Any, tokens: Sequence[int] | Tensor) -> "DraftVocabulary":
         """The target's own norm and the rows of its head for `tokens`."""
-        backbone = getattr(lab, "backbone", lab)
+        backbone = _backbone(lab, "DraftVocabulary.of(lab, tokens)")
         weight = backbone.model.get_output_embeddings().weight
         ids = _ids(tokens, backbone.vocab)
         reduced = nn.Linear(weight.shape[1], len(ids), bias=False, dtype=weight.dtype, device=weight.device)
@@ -205,6 +218,14 @@ class DraftVocabulary(nn.Module):
         absent = torch.finfo(found.dtype).min / 2
         out = found.new_full((*found.shape[:-1], self.vocab), absent)
         return out.index_copy_(-1, self.tokens, found)
+
+
+def _backbone(lab: Any, call: str) -> Backbone:
+    """Of a Lab, or itself."""
+    if isinstance(lab, Backbone):
+        return lab
+    check_lab(lab, call)
+    return lab.backbone
 
 
 def _ids(tokens: Any, vocab: int) -> Tensor:

@@ -1,6 +1,5 @@
 """Head checkpoints as they are published: recognised by their names, loaded strictly, tensor by tensor, in place."""
 
-import hashlib
 import json
 import os
 import pickle
@@ -17,15 +16,15 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from labkit.errors import LabkitError
+from labkit.errors import LabkitError, check_lab
 from labkit.heads.adapters import DraftVocabulary
 from labkit.heads.medusa import Medusa
 from labkit.heads.mlp_speculator import MLPSpeculator
 from labkit.heads.shard import mesh_of, shard_heads
 from labkit.heads.stored import Layout, Stored, find_files, find_folder, recognise, some
+from labkit.heads.trained import HASH, check_target, head_hash
 from labkit.heads.trees import check_pair
 
-HASH = "labkit_target_head"
 SIZES = {"emb_dim": 1, "vocab_size": 1, "n_predict": 1, "inner_dim": 0, "n_candidates": 1}
 DRAFT_TOKENS = "labkit_draft_tokens"
 """The part of the vocabulary that Medusa V2 heads were trained for; other software ignores it and uses all of it."""
@@ -41,8 +40,7 @@ def load_heads(source: Any, lab: Any, *, dtype: Any = None, check: bool = True) 
     over the same devices. Returns an MLPSpeculator or a Medusa.
     """
     folder = find_folder(source)
-    if not hasattr(lab, "backbone"):
-        raise LabkitError(f"got lab={lab!r}; give the labkit.Lab of the target")
+    check_lab(lab, "load_heads(source, lab)")
     if isinstance(dtype, str):
         dtype = getattr(torch, dtype, None)
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
@@ -73,11 +71,9 @@ def _load(folder: Path, lab: Any, dtype: torch.dtype | None, check: bool) -> nn.
     else:
         heads = _medusa(config, stored, layout, where, backbone)
     _check_pair(heads, lab)
-    if check and HASH in config and config[HASH] != (ours := head_hash(lab)):
-        raise LabkitError(
-            f"{folder} was made for a target whose head has the hash {config[HASH]}, and this one has {ours}; load the "
-            "target that it was made for, or write check=False"
-        )
+    if check and HASH in config:
+        check_target(config[HASH], head_hash(lab), str(folder), "write check=False")
+        heads.target_head = config[HASH]
     fill(heads, stored, backbone.model.get_output_embeddings().weight.device)
     heads, mesh = heads.eval().requires_grad_(False), mesh_of(backbone.model)
     return heads if mesh is None else shard_heads(heads, mesh)
@@ -187,23 +183,15 @@ def fill(heads: nn.Module, stored: Stored, device: torch.device) -> None:
         heads.get_submodule(owner).register_parameter(key, nn.Parameter(loaded, requires_grad=False))
 
 
-@torch.inference_mode()
-def head_hash(lab: Any) -> str:
-    """Of the target's head weights, rounded to bfloat16, so that a target loaded in another dtype has the same."""
-    digest = hashlib.sha256()
-    weight = lab.backbone.model.get_output_embeddings().weight
-    for rows in (weight.full_tensor() if hasattr(weight, "full_tensor") else weight).split(4096):
-        digest.update(rows.to(torch.bfloat16).cpu().contiguous().view(torch.int16).numpy().tobytes())
-    return "sha256:" + digest.hexdigest()
-
-
 def save_heads(heads: Any, folder: Any, lab: Any = None) -> Path:
     """Write heads as they are published: config.json and one safetensors file, whole or not at all.
 
     With `lab`, the name of the target and the hash of its head are stored, and checked by `load_heads`.
     """
-    if not isinstance(folder, str | os.PathLike) or (lab is not None and not hasattr(lab, "backbone")):
-        raise LabkitError(f"got folder={folder!r}, lab={lab!r}; write save_heads(heads, folder, lab)")
+    if lab is not None:
+        check_lab(lab, "save_heads(heads, folder, lab)")
+    if not isinstance(folder, str | os.PathLike):
+        raise LabkitError(f"got folder={folder!r}; write save_heads(heads, folder, lab)")
     if isinstance(heads, MLPSpeculator):
         name, prefix = "model.safetensors", "speculator."
         config: dict[str, Any] = {

@@ -31,6 +31,9 @@ class Medusa(nn.Module):
     states into logits for all of them (V2): the target's head, `lab.backbone.logits`. Source: 2401.10774.
     """
 
+    target_head: str | None = None
+    """The hash of the head of the target that it was loaded for."""
+
     def __init__(
         self,
         width: int,

@@ -39,6 +39,9 @@ class MLPSpeculator(nn.Module):
     names without their `speculator.` prefix. Sources: 2404.19124; text-generation-inference PR 1850.
     """
 
+    target_head: str | None = None
+    """The hash of the head of the target that it was loaded for."""
+
     def __init__(
         self,
         width: int,

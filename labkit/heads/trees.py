@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from labkit.draft import Draft
-from labkit.errors import LabkitError
+from labkit.errors import LabkitError, check_lab
 from labkit.session import HEAD_INPUT, Session
 
 
@@ -209,9 +209,10 @@ def head_accuracies(lab: Any, heads: Any, texts: Any, ranks: Any = 10) -> list[l
     texts: strings or rows of token ids; the target's own generations tell what a run will accept.
     """
     verbs = ("count", "start", "step", "logits")
-    if not hasattr(lab, "backbone") or not all(hasattr(heads, verb) for verb in verbs):
-        kinds = f"{type(lab).__name__} and {type(heads).__name__}"
-        raise LabkitError(f"got {kinds}, needed are a Lab and its heads; write head_accuracies(lab, heads, texts)")
+    check_lab(lab, "head_accuracies(lab, heads, texts)")
+    if not all(hasattr(heads, verb) for verb in verbs):
+        got = type(heads).__name__
+        raise LabkitError(f"got a {got}, needed are heads; write head_accuracies(lab, heads, texts)")
     backbone = lab.backbone
     if isinstance(texts, str) or not isinstance(texts, Sequence):
         raise LabkitError("got one text; give a list of them")
