@@ -2,6 +2,7 @@
 
 import gc
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -27,7 +28,7 @@ def missing(marker: str) -> str | None:
         folder = cache_folder() / "smollm2-135m"
         return None if folder.exists() else f"SmolLM2-135M is not in {folder.parent}: run `labkit fetch smollm2-135m`"
     if marker == "browser":
-        return None if Path("/usr/bin/chromium").exists() else "chromium is not installed"
+        return None if shutil.which("chromium") else "chromium is not installed"
     if marker == "notebooks":
         return "ten seconds each: ask for them by LABKIT_REQUIRE=notebooks, as .ci/run does"
     return None if torch.cuda.is_available() else "no CUDA device"
