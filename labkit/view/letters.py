@@ -116,7 +116,7 @@ def signs(text: str) -> list[tuple[str, str | None]]:
     """
     found: list[tuple[str, str | None]] = []
     for at, letter in enumerate(text):
-        sign = _sign(letter, alone=at in (0, len(text) - 1) and not 0xFE00 <= ord(letter) <= 0xFE0F or len(text) == 1)
+        sign = _sign(letter, alone=(at in (0, len(text) - 1) and not 0xFE00 <= ord(letter) <= 0xFE0F) or len(text) == 1)
         if sign is None and at == 0 and unicodedata.combining(letter):
             found.append(("\N{DOTTED CIRCLE}", ""))
         found.append(sign or (letter, None))

@@ -9,7 +9,7 @@ from labkit.compare import as_html as table_html
 from labkit.compare import as_text as table_text
 from labkit.errors import LabkitError
 from labkit.trace import Generation
-from labkit.view.letters import Speller, Spelled, Walk, as_html, visible
+from labkit.view.letters import Spelled, Speller, Walk, as_html, visible
 
 MOST = 400
 PROMPT_TOKENS = 60
@@ -67,7 +67,8 @@ class Cell:
         lines += [f"exit layer {self.exit_layer}"] if self.exit_layer else []
         if self.round is not None:
             phases = ", ".join(f"{phase} {ms:.1f}" for phase, ms in self.milliseconds)
-            lines.append(f"round {self.round}: {sum(ms for _, ms in self.milliseconds):.1f} ms ({phases})")
+            spent = f": {sum(ms for _, ms in self.milliseconds):.1f} ms ({phases})" if phases else ""
+            lines.append(f"round {self.round}{spent}")
         return "\n".join(lines)
 
     def html(self) -> str:
