@@ -31,7 +31,7 @@ _shown: "weakref.WeakSet[Explorer]" = weakref.WeakSet()
 
 def origin() -> tuple[str, str] | None:
     """The notebook cell that runs now, and its run; None outside a notebook."""
-    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    shell: Any = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     message = shell.get_parent() if hasattr(shell, "get_parent") else {}
     cell = (message.get("metadata") or {}).get("cellId")
     return (cell, message["header"]["msg_id"]) if cell else None

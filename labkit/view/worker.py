@@ -1,16 +1,13 @@
-"""One thread per lab that does what explorers ask for: of each explorer the latest request, the older ones cancelled."""
+"""One thread per lab that does what explorers ask for: of each the latest request, the older ones are cancelled."""
 
 import threading
 import weakref
 from collections.abc import Callable
+from concurrent.futures import CancelledError
 from typing import Any
 
 IDLE_SECONDS = 5.0
 """How long a thread without work stays."""
-
-
-class Cancelled(Exception):
-    """Raised inside a job that was cancelled or overtaken."""
 
 
 class Job:
@@ -22,16 +19,16 @@ class Job:
         self.error: BaseException | None = None
 
     def check(self) -> None:
-        """Raise Cancelled if nobody waits for this any more."""
+        """Raise CancelledError if nobody waits for this any more."""
         if self.cancelled.is_set():
-            raise Cancelled
+            raise CancelledError
 
     def run(self) -> None:
         """The work; an error is kept for who waits."""
         try:
             self.check()
             self.work(self)
-        except Cancelled:
+        except CancelledError:
             self.cancelled.set()
         except BaseException as error:
             self.error = error
