@@ -89,7 +89,7 @@ class ExitLayerExplorer(Explorer):
             replayed = foretold.rounds(exit, max_draft)
             job.check()
             self.table.value = as_html([HEADING, foretold.row(exit, max_draft)], [])
-            self.strip.value = strip(foretold.generation(exit, max_draft), lab=lab)._repr_html_()
+            self.strip.value = strip(foretold.generation(exit, max_draft))._repr_html_()
         key = (asked, repr(drafter))
         out, known = self.remember(
             ("run", key), lambda: self._measure(job, settings["prompt"], drafter, options), again
@@ -99,7 +99,7 @@ class ExitLayerExplorer(Explorer):
         rows = [outcome.cells(), Outcome(settings, plain, plain).cells()]
         rows += [] if replayed is None else [foretold.row(exit, max_draft)]
         self.table.value = as_html([HEADING, *rows], [])
-        self.strip.value = strip(out, lab=lab)._repr_html_()
+        self.strip.value = strip(out)._repr_html_()
         if replayed is not None:
             picture = self.remember(
                 ("picture", asked, exit, max_draft), lambda: png(by_exit(foretold, exit, max_draft))

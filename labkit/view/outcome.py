@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from labkit.decoding import Round
+from labkit.decoding import PHASES, Round
 from labkit.lab import Lab, _Run
 from labkit.protocol import Drafter
 from labkit.replay import Replayed, ahead, replay_rounds
@@ -115,11 +115,12 @@ class Foretold:
                 tokens=[block], drafted=[guess[at : at + seen]], q=[[]], p=[p[at : at + seen]],
                 target=[[*block, 0]], accepted=[accepted], rejected=[seen > accepted],
                 parents=[list(range(-1, seen - 1))], path=[list(range(accepted))], exit=[[exit] * seen], left=[[]],
-                seconds=[{}],
+                seconds=[dict.fromkeys(PHASES, 0.0)], own=[1.0],
             ))  # fmt: skip
             at += accepted + 1
         settings = {"drafter": f"replayed: exit {exit}, max_draft {max_draft}"}
-        return Generation(None, [self.text], self.plain.prompts, rounds, self.plain.reasons, settings, True, 0.0, 0.0)
+        return Generation(None, [self.text], self.plain.prompts, rounds, self.plain.reasons, settings, True, 0.0, 0.0,
+                          self.plain.spelling)  # fmt: skip
 
     def row(self, exit: int, max_draft: int) -> list[str]:
         """A line for a table under HEADING."""

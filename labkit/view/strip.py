@@ -1,15 +1,15 @@
 """A text token by token on a notebook's page: what was accepted, what was rejected, what the target said itself."""
 
 import html
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from labkit.compare import as_html as table_html
 from labkit.compare import as_text as table_text
+from labkit.decoding import PHASES
 from labkit.errors import LabkitError
+from labkit.pieces import Piece
 from labkit.trace import Generation
-from labkit.view.letters import Spelled, Speller, Walk, as_html, visible
+from labkit.view.letters import as_html, visible
 
 MOST = 400
 PROMPT_TOKENS = 60
@@ -36,106 +36,66 @@ HEADING = ["#", "token", "text", "kind", "round", "exit layer", "draft p", "targ
 class Cell:
     """One token. place: among the new tokens (-1 in the prompt), a drafted one's where it would have stood.
 
-    milliseconds: of its round, by phase. unjudged: how many drafted tokens the round left unjudged, at a rejected one.
+    piece: what happened to it; None in the prompt.
     """
 
     token: int
-    spelled: Spelled
+    text: str
     kind: str
     place: int = -1
-    round: int | None = None
-    exit_layer: int | None = None
-    draft_probability: float | None = None
-    target_probability: float | None = None
-    target_text: str = ""
-    milliseconds: tuple[tuple[str, float], ...] = ()
+    piece: Piece | None = None
 
     @property
     def shown(self) -> str:
-        """Its text with signs, or its bytes."""
-        return self.spelled.instead or visible(self.spelled.text) or "∅"
+        """Its text with signs."""
+        return visible(self.text) or "∅"
+
+    def phases(self) -> dict[str, float]:
+        """Milliseconds of its round by phase."""
+        return {} if self.piece is None else {phase: getattr(self.piece, f"{phase}_ms") for phase in PHASES}
 
     def title(self) -> str:
         """The figures, a line each."""
-        lines = [f"{NAMES[self.kind]}: {self.shown}", f"token id {self.token}"]
-        if self.draft_probability is not None:
-            lines.append(f"draft probability {self.draft_probability:.3f}")
-        if self.target_probability is not None:
-            lines.append(f"target probability {self.target_probability:.3f}")
+        lines, piece = [f"{NAMES[self.kind]}: {self.shown}", f"token id {self.token}"], self.piece
+        if piece is None:
+            return "\n".join(lines)
+        if piece.draft_probability is not None:
+            lines.append(f"draft probability {piece.draft_probability:.3f}")
+        if piece.target_probability is not None:
+            lines.append(f"target probability {piece.target_probability:.3f}")
         if self.kind == "rejected":
-            lines.append(f"the target's token here: {self.target_text}")
-        lines += [f"exit layer {self.exit_layer}"] if self.exit_layer else []
-        if self.round is not None:
-            phases = ", ".join(f"{phase} {ms:.1f}" for phase, ms in self.milliseconds)
-            spent = f": {sum(ms for _, ms in self.milliseconds):.1f} ms ({phases})" if phases else ""
-            lines.append(f"round {self.round}{spent}")
+            lines.append(f"the target's token here: {visible(piece.target_text)}")
+        lines += [f"exit layer {piece.exit_layer}"] if piece.exit_layer else []
+        spent = self.phases()
+        phases = ", ".join(f"{phase} {ms:.1f}" for phase, ms in spent.items())
+        lines.append(
+            f"round {piece.round}" + (f": {sum(spent.values()):.1f} ms ({phases})" if any(spent.values()) else "")
+        )
         return "\n".join(lines)
 
     def html(self) -> str:
         """A span; a line break breaks the line, unless it was only drafted."""
         said = html.escape(self.title()).replace("\n", "&#10;")
-        text = self.spelled.text
-        inner = html.escape(self.shown) if self.spelled.instead or not text else as_html(text, self.kind != "rejected")
+        inner = as_html(self.text, self.kind != "rejected") if self.text else "∅"
         return f'<span class="labkit-{self.kind}" style="{BASE}{STYLES[self.kind]}" title="{said}">{inner}</span><wbr>'
 
     def row(self) -> list[str]:
         """Cells of the table."""
         share = lambda value: "–" if value is None else f"{value:.3f}"  # noqa: E731
-        ms = f"{sum(ms for _, ms in self.milliseconds):.1f}" if self.milliseconds else "–"
-        return [str(self.place) if self.place >= 0 else "–", str(self.token), self.shown, NAMES[self.kind],
-                "–" if self.round is None else str(self.round), str(self.exit_layer or "–"),
-                share(self.draft_probability), share(self.target_probability), self.target_text, ms]  # fmt: skip
+        start = ["–" if self.place < 0 else str(self.place), str(self.token), self.shown, NAMES[self.kind]]
+        if (piece := self.piece) is None:
+            return start + ["–"] * 6
+        return [*start, str(piece.round), str(piece.exit_layer or "–"), share(piece.draft_probability),
+                share(piece.target_probability), visible(piece.target_text), f"{sum(self.phases().values()):.1f}"]  # fmt: skip
 
 
-def cells(result: Generation, speller: Speller, row: int = 0) -> list[Cell]:
-    """All tokens of a row in the order of events: the prompt, then of each round its drafted tokens and the target's.
-
-    Drafted tokens that were not accepted stand behind those that were, the rejected one first.
-    """
-    walk, found = Walk(speller), []
-    for token in result.prompts[row]:
-        found.append(Cell(token, walk.step(token), "prompt"))
-    place = 0
-    for number, happened in enumerate(result.rounds):
-        for cell in _round(happened, row, number, place, walk, len(result.tokens[row])):
-            found.append(cell)
-            place += cell.kind in ("accepted", "target")
-    return found
-
-
-def _round(happened: Any, row: int, number: int, place: int, walk: Walk, end: int) -> Iterator[Cell]:
-    tokens, drafted, path = happened.tokens[row], happened.drafted[row], happened.path[row]
-    ms = tuple((phase, 1000 * s) for phase, s in happened.seconds[row].items())
-    depths: list[int] = []
-    for parent in happened.parents[row]:
-        depths.append(0 if parent < 0 else depths[parent] + 1)
-
-    def of(node: int, kind: str, spelled: Spelled) -> Cell:
-        said = happened.target[row][happened.parents[row][node] + 1]
-        own = walk.aside(said) if kind != "accepted" else spelled
-        return Cell(
-            drafted[node], spelled, kind, place + depths[node], number,
-            happened.exit[row][node] if happened.exit[row] else None,
-            happened.q[row][node] if happened.q[row] else None, happened.p[row][node],
-            (own.instead or visible(own.text)) if kind != "unjudged" else "", ms,
-        )  # fmt: skip
-
-    for at, node in enumerate(path):
-        yield of(node, "accepted", walk.step(drafted[node], place + at == end - 1))
-    last = path[-1] if path else -1
-    others = [node for node in range(len(drafted)) if node not in path]
-    if happened.rejected[row]:
-        first = next(node for node in others if happened.parents[row][node] == last)
-        yield of(first, "rejected", walk.aside(drafted[first]))
-        others.remove(first)
-    for node in others:
-        yield of(node, "unjudged", walk.aside(drafted[node]))
-    for at in range(len(path), len(tokens)):
-        spelled = walk.step(tokens[at], place + at == end - 1)
-        yield Cell(
-            tokens[at], spelled, "target", place + at, number, None, None, None,
-            spelled.instead or visible(spelled.text), ms,
-        )  # fmt: skip
+def cells(result: Generation, row: int = 0) -> list[Cell]:
+    """All tokens of a row in the order of events: the prompt, then of each round its drafted tokens and the target's."""
+    begin = len(result.prompts[row])
+    prompt = [
+        Cell(token, text, "prompt") for token, text in zip(result.prompts[row], result.texts.prompts[row], strict=True)
+    ]
+    return prompt + [Cell(p.token, p.text, p.kind, p.position - begin, p) for p in result.pieces(row)]
 
 
 @dataclass(frozen=True)
@@ -170,8 +130,8 @@ class Strip:
 
     @property
     def text(self) -> str:
-        """The new text of the slice, special tokens included."""
-        return "".join(cell.spelled.text for cell in self.cells if cell.kind in ("accepted", "target"))
+        """The new text of the slice, special tokens and bytes of unfinished characters included."""
+        return "".join(cell.text for cell in self.cells if cell.kind in ("accepted", "target"))
 
     def note(self) -> str:
         """What is left out, or nothing."""
@@ -186,7 +146,7 @@ class Strip:
         shown = []
         for cell in self.cells:
             before, after = FRAMES.get(cell.kind, ("", ""))
-            broken = "\n" if cell.spelled.text.endswith("\n") and cell.kind != "rejected" else ""
+            broken = "\n" if cell.text.endswith("\n") and cell.kind != "rejected" else ""
             shown.append("" if cell.kind == "unjudged" else f"{before}{cell.shown}{after}{broken}")
         return "\n".join(filter(None, ["".join(shown), "[accepted] ~rejected~ *target's own*", self.note()]))
 
@@ -207,11 +167,10 @@ class Strip:
         )
 
 
-def strip(result: Generation, row: int = 0, start: int = 0, stop: int | None = None, *, lab: Any = None) -> Strip:
+def strip(result: Generation, row: int = 0, start: int = 0, stop: int | None = None) -> Strip:
     """The text of one row token by token; new tokens start to stop (400 of them if not said).
 
-    lab: whose tokenizer spells the tokens; without one, and without texts in the result, ids are shown. Raises
-    LabkitError for a row or a slice that is not there.
+    Raises LabkitError for a row or a slice that is not there.
     """
     if not 0 <= row < len(result.tokens):
         raise LabkitError(f"got row={row} of a result with {len(result.tokens)} row(s); write 0 to the last")
@@ -219,5 +178,4 @@ def strip(result: Generation, row: int = 0, start: int = 0, stop: int | None = N
     stop = min(start + MOST if stop is None else stop, total)
     if not 0 <= start <= stop:
         raise LabkitError(f"got start={start} and stop={stop} of {total} tokens; write 0 <= start < stop")
-    speller = Speller(None if lab is None else lab.tokenizer)
-    return Strip(cells(result, speller, row), start, stop, total)
+    return Strip(cells(result, row), start, stop, total)
