@@ -1,4 +1,4 @@
-"""The command line: `labkit demo | generate | bench | train | fetch | doctor`."""
+"""The command line: `labkit demo | generate | bench | train | fetch | doctor | lab`."""
 
 import argparse
 import json
@@ -17,6 +17,7 @@ from labkit.errors import LabkitError
 from labkit.heads import load_adapter, load_draft_head, load_heads
 from labkit.lab import Lab, load
 from labkit.loading import DTYPES, SHIPPED, fetch, load_model
+from labkit.open_lab import open_lab
 from labkit.protocol import Drafter
 from labkit.shipped import data_folder
 from labkit.training.command import add_recipes
@@ -237,6 +238,11 @@ def parser() -> argparse.ArgumentParser:
     add("name", help=f"one of: {', '.join(SHIPPED)}")
     add("--force", action="store_true", help="make it anew")
     command("doctor", lambda args: print(doctor()), "what this machine has, and what is missing")
+    add = command(
+        "lab", lambda args: open_lab(args.notebooks, args.more), "open JupyterLab on the notebooks"
+    ).add_argument
+    add("--notebooks", metavar="FOLDER", help="where they are (default: the repository's)")
+    add("more", nargs="*", help="arguments for JupyterLab, behind --, such as -- --no-browser --port=8889")
     return top
 
 

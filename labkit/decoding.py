@@ -26,8 +26,9 @@ class Round:
     """What happened in one round, on the host. Every field is a list with one entry a row.
 
     tokens: committed ids, after trimming. drafted: proposed ids. q: the draft's probability of each drafted token ([]
-    if it has none, 1 for a token without one). p: the target's. target: what the target itself says after the pending
-    token and after each drafted one (one more than drafted). accepted: how many drafted tokens stayed. rejected:
+    if it has none, 1 for a token without one). p: the target's. own: the target's probability of its own token, which
+    ended the round (None where the text ended before it). target: what the target itself says after the pending token
+    and after each drafted one (one more than drafted). accepted: how many drafted tokens stayed. rejected:
     whether the target turned one down. parents: of the drafted nodes (-1 = the pending token). path: the accepted ones'
     places among the drafted. exit: the layer each drafted token was read after ([] if not from the target, 0 for
     a token that is not). left: the layer after which a target that exits early was read for each committed token.
@@ -38,6 +39,7 @@ class Round:
     drafted: list[list[int]]
     q: list[list[float]]
     p: list[list[float]]
+    own: list[float | None]
     target: list[list[int]]
     accepted: list[int]
     rejected: list[bool]
@@ -214,6 +216,7 @@ class _Host:
             parts["drafted"].append([row["drafted"][i] for i in nodes])
             parts["q"].append([row["q"][i] for i in nodes if row["q"]])
             parts["p"].append([row["p"][1 + i] for i in nodes])
+            parts["own"].append(row["p"][0] if kept > row["accepted"] else None)
             parts["target"].append([row["target"][0], *(row["target"][1 + i] for i in nodes)] if kept else [])
             parts["accepted"].append(min(row["accepted"], kept))
             parts["parents"].append([place[row["parents"][i]] for i in nodes])

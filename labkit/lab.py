@@ -21,6 +21,7 @@ from labkit.options import MODEL_DEFAULT, Options
 from labkit.prompts import Prompts, read_prompts
 from labkit.protocol import Drafter
 from labkit.session import Session
+from labkit.spelling import Spelling
 from labkit.stopping import Stopping, eos_ids, stop_string_criteria
 from labkit.trace import Generation
 from labkit.warp import Warp, build_processors
@@ -231,6 +232,7 @@ class _Run:
             lossless=not lossy,
             seconds=self.seconds,
             prefill_seconds=self.prefill_seconds,
+            spelling=Spelling(self.lab.tokenizer),
         )
 
 

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -27,14 +28,16 @@ def missing(marker: str) -> str | None:
         folder = cache_folder() / "smollm2-135m"
         return None if folder.exists() else f"SmolLM2-135M is not in {folder.parent}: run `labkit fetch smollm2-135m`"
     if marker == "browser":
-        return None if Path("/usr/bin/chromium").exists() else "chromium is not installed"
+        return None if shutil.which("chromium") else "chromium is not installed"
+    if marker == "notebooks":
+        return "ten seconds each: ask for them by LABKIT_REQUIRE=notebooks, as .ci/run does"
     return None if torch.cuda.is_available() else "no CUDA device"
 
 
 def pytest_collection_modifyitems(items):
     """Skip with a reason, unless LABKIT_REQUIRE names the marker: then the test runs, and fails."""
     required = set(filter(None, os.environ.get("LABKIT_REQUIRE", "").split(",")))
-    for marker in ("smollm2", "browser", "gpu"):
+    for marker in ("smollm2", "browser", "notebooks", "gpu"):
         reason = None if marker in required else missing(marker)
         if reason:
             for item in items:

@@ -1,0 +1,144 @@
+"""What an explorer shows for one setting of its controls, and how it is made step by step."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from labkit.decoding import PHASES, Round
+from labkit.lab import Lab, _Run
+from labkit.protocol import Drafter
+from labkit.replay import Replayed, ahead, replay_rounds
+from labkit.trace import Generation
+
+WARM_TOKENS = 8
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A measured run beside plain decoding of the same prompt.
+
+    settings: of the controls. replayed: what one forward pass foretold, where it can.
+    """
+
+    settings: dict[str, Any]
+    generation: Generation
+    plain: Generation
+    replayed: "Replayed | None" = None
+
+    @property
+    def speedup(self) -> float:
+        """Over plain decoding, times; prefill included in both."""
+        return self.generation.tokens_per_second / self.plain.tokens_per_second
+
+    @property
+    def same_text(self) -> bool:
+        """Whether the tokens are those of plain decoding."""
+        return self.generation.tokens == self.plain.tokens
+
+    @property
+    def name(self) -> str:
+        """What was run."""
+        return self.generation.settings["drafter"]
+
+    def cells(self) -> list[str]:
+        """A line for a table under HEADING."""
+        out = self.generation
+        share = "–" if out.acceptance_rate is None else f"{out.acceptance_rate:.2f}"
+        alpha = "–" if out.alpha is None else f"{out.alpha:.2f}"
+        return [self.name, f"{out.tokens_per_second:.1f}", f"{self.speedup:.2f}x", f"{out.tokens_per_round:.2f}",
+                share, alpha, "yes" if self.same_text else "NO"]  # fmt: skip
+
+
+HEADING = ["run", "tokens/s", "speed-up", "tokens/round", "acceptance rate", "α", "same text"]
+
+
+def stepwise(
+    lab: Lab, prompt: Any, drafter: Drafter | None, options: dict[str, Any], check: Callable[[], None],
+    progress: Callable[[int], None] = lambda tokens: None,
+) -> Generation:  # fmt: skip
+    """`lab.generate` with a look at `check` (which raises to end it) between rounds."""
+    run, rounds, tokens = _Run(lab, prompt, drafter, options), [], 0
+    for happened in run.rounds():
+        rounds.append(happened)
+        tokens += len(happened.tokens[0])
+        check()
+        progress(tokens)
+    return run.result(rounds)
+
+
+def measured(lab: Lab, prompt: Any, drafter: Drafter | None, options: dict[str, Any],
+             check: Callable[[], None], progress: Callable[[int], None]) -> Generation:  # fmt: skip
+    """The same after a few tokens that do not count: the first round of a strategy builds its views."""
+    few = {**options, "max_new_tokens": min(WARM_TOKENS, options["max_new_tokens"])}
+    stepwise(lab, prompt, drafter, few, check)
+    return stepwise(lab, prompt, drafter, options, check, progress)
+
+
+class Foretold:
+    """The guesses of every exit layer along a greedy text, from one forward pass: what each would have drafted.
+
+    plain: plain decoding of one prompt. Source: theory.md's replay.
+    """
+
+    @torch.inference_mode()
+    def __init__(self, lab: Lab, plain: Generation, check: Callable[[], None] = lambda: None):
+        backbone, (prompt,), (text,) = lab.backbone, plain.prompts, plain.tokens
+        self.plain, self.text, self.depth = plain, text, backbone.depth
+        ids = torch.tensor([[*prompt, *text[:-1]]], device=backbone.device)
+        states = lab.model(input_ids=ids, output_hidden_states=True, use_cache=False).hidden_states
+        at = slice(len(prompt) - 1, None)
+        final = backbone.logits(states[-1][:, at])[0].float().softmax(-1)
+        self.guesses, self.said = [], []  # by exit layer: the guess at each new token, and its target probability
+        for depth in range(1, backbone.depth):
+            check()
+            guess = backbone.head(states[depth][:, at])[0].argmax(-1)
+            self.said.append(final.gather(1, guess[:, None])[:, 0].tolist())
+            self.guesses.append(guess.tolist())
+        self.agree = torch.tensor(self.guesses) == torch.tensor(text)
+
+    def rounds(self, exit: int, max_draft: int) -> Replayed:
+        """The rounds that drafting after `exit` layers makes."""
+        agree = self.agree[exit - 1][None]
+        return replay_rounds(ahead(agree, max_draft), torch.ones_like(agree))
+
+    def generation(self, exit: int, max_draft: int) -> Generation:
+        """The same as a generation for the strip; what was drafted behind a rejected token is not known."""
+        guess, p, rounds, at = self.guesses[exit - 1], self.said[exit - 1], [], 0
+        happened = self.rounds(exit, max_draft)
+        for accepted, drafted in zip(happened.accepted, happened.drafted, strict=True):
+            seen = min(accepted + 1, drafted)
+            block = self.text[at : at + accepted + 1]
+            rounds.append(Round(
+                tokens=[block], drafted=[guess[at : at + seen]], q=[[]], p=[p[at : at + seen]],
+                target=[[*block, 0]], accepted=[accepted], rejected=[seen > accepted],
+                parents=[list(range(-1, seen - 1))], path=[list(range(accepted))], exit=[[exit] * seen], left=[[]],
+                seconds=[dict.fromkeys(PHASES, 0.0)], own=[1.0],
+            ))  # fmt: skip
+            at += accepted + 1
+        settings = {"drafter": f"replayed: exit {exit}, max_draft {max_draft}"}
+        return Generation(None, [self.text], self.plain.prompts, rounds, self.plain.reasons, settings, True, 0.0, 0.0,
+                          self.plain.spelling)  # fmt: skip
+
+    def row(self, exit: int, max_draft: int) -> list[str]:
+        """A line for a table under HEADING."""
+        happened = self.rounds(exit, max_draft)
+        rate = sum(happened.accepted) / max(1, sum(happened.drafted))
+        return [f"replayed: exit {exit}, max_draft {max_draft}", "–", "–", f"{happened.tokens_per_round:.2f}",
+                f"{rate:.2f}", f"{happened.alpha:.2f}", "–"]  # fmt: skip
+
+
+class Pace:
+    """Lets a report through ten times a second at most."""
+
+    def __init__(self):
+        self.last = 0.0
+
+    def due(self) -> bool:
+        """Whether to report now."""
+        now = time.perf_counter()
+        due = now - self.last > 0.1
+        self.last = now if due else self.last
+        return due

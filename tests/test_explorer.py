@@ -1,0 +1,232 @@
+"""Explorers driven as a page drives them, by setting traits: who wins, what ends, what is shown, what stays behind."""
+
+import gc
+import subprocess
+import sys
+import threading
+import time
+
+import families
+import ipywidgets
+import letters
+import pytest
+from matplotlib.figure import Figure
+
+import labkit
+import labkit.view
+from labkit import EarlyExit, LabkitError, Plain
+from labkit.view import explorer as shared
+from labkit.view.worker import worker_of
+
+
+@pytest.fixture(scope="module")
+def lab():
+    return letters.lab()
+
+
+class Slow(Plain):
+    """Plain decoding at 20 rounds a second."""
+
+    def propose(self, state, context):
+        time.sleep(0.05)
+        return super().propose(state, context)
+
+
+class Broken(Plain):
+    def propose(self, state, context):
+        raise RuntimeError("<b>no draft today</b>")
+
+
+STRATEGIES = {"slow": lambda exit, max_draft: Slow(), "broken": lambda exit, max_draft: Broken()}
+
+
+@pytest.fixture
+def ex(lab):
+    made = labkit.view.exit_layer(lab, "ab ab", max_new_tokens=12, strategies=STRATEGIES)
+    yield made
+    made.close()
+    assert not worker_of(lab).waiting
+
+
+def test_shows_a_measured_run(ex, lab):
+    result = ex.wait(30)
+    assert result.same_text and result.generation.tokens == lab.generate("ab ab", max_new_tokens=12).tokens
+    assert ex.exit.max == lab.backbone.depth - 1 and ex.exit.min == 1
+    assert (
+        ex.status.value.count("done") == 1
+        and f"{result.speedup:.2f}x" in ex.table.value
+        and "replayed" in ex.table.value
+    )
+    assert "labkit-strip" in ex.strip.value and bytes(ex.image.value).startswith(b"\x89PNG") and ex.history == [result]
+    hooks = {
+        name for w in vars(ex).values() if isinstance(w, ipywidgets.Widget) for name in getattr(w, "_dom_classes", ())
+    }
+    assert {"labkit-run", "labkit-cancel", "labkit-exit", "labkit-status", "labkit-strip", "labkit-table"} <= hooks
+    for control in ex.controls():
+        assert control.tooltip and control.description and getattr(control, "continuous_update", False) is False
+    assert ex.box.layout.min_height and "application/vnd.jupyter.widget-view+json" in ex._repr_mimebundle_()
+
+
+@pytest.mark.parametrize("exit", [1, 2, 3])
+@pytest.mark.parametrize("max_draft", [1, 3])
+def test_the_replayed_rounds_are_the_measured_ones(ex, exit, max_draft):
+    ex.auto.value = False
+    ex.exit.value, ex.max_draft.value = exit, max_draft
+    result = ex.run(30)
+    assert result.settings["exit"] == exit
+    assert [r.accepted[0] for r in result.generation.rounds] == result.replayed.accepted
+
+
+def test_the_slider_shows_the_replay_at_once(ex):
+    ex.wait(30)
+    for exit in (3, 1, 2):
+        seen = []
+        ex.table.observe(lambda change: seen.append((time.perf_counter(), change["new"])), "value")
+        began = time.perf_counter()
+        ex.known = type(ex.known)((k, v) for k, v in ex.known.items() if k[0] != "run")  # so that it must be measured
+        ex.exit.value = exit
+        assert time.perf_counter() - began < 0.05  # the callback only queues
+        ex.wait(30)
+        ex.table.unobserve_all()
+        when, what = seen[0]
+        assert (
+            when - began < 0.1 and f"replayed: exit {exit}" in what and "tokens/s" in what and "EarlyExit" not in what
+        )
+        assert "EarlyExit" in seen[-1][1]
+
+
+def test_the_latest_request_wins(ex):
+    ex.wait(30)
+    ex.strategy.value = "slow"
+    time.sleep(0.1)
+    before = len(ex.history)
+    for exit in (1, 2, 3, 1, 2, 3):
+        ex.exit.value = exit
+    ex.strategy.value = "EarlyExit"
+    result = ex.wait(30)
+    assert result.settings["strategy"] == "EarlyExit" and result.settings["exit"] == 3
+    assert [r.settings["strategy"] for r in ex.history[before:]] == ["EarlyExit"]
+
+
+def test_cancel_ends_within_a_second(ex):
+    ex.wait(30)
+    ex.count.value = 60
+    ex.wait(30)
+    ex.strategy.value = "slow"
+    time.sleep(0.8)
+    assert "running" in ex.status.value and not ex.stop.disabled and 0 < ex.progress.value < 1
+    began = time.perf_counter()
+    ex.stop.click()
+    result = ex.wait(5)
+    assert time.perf_counter() - began < 1 and "cancelled" in ex.status.value
+    assert result.settings["strategy"] == "EarlyExit"  # the last that ended
+    time.sleep(0.2)
+    assert "cancelled" in ex.status.value and worker_of(ex.lab).running is None
+
+
+def test_an_error_is_shown_and_raised_again(ex):
+    ex.wait(30)
+    ex.strategy.value = "broken"
+    with pytest.raises(RuntimeError, match="no draft today"):
+        ex.wait(30)
+    assert "error: RuntimeError: &lt;b&gt;no draft today" in ex.status.value and "Traceback" in ex.status.value
+    assert "<b>no" not in ex.status.value and "labkit-strip" not in ex.strip.value
+    with pytest.raises(RuntimeError):
+        ex.wait(30)
+    ex.strategy.value = "EarlyExit"
+    assert ex.wait(30).same_text and "error" not in ex.status.value
+
+
+@pytest.mark.parametrize(
+    ("prompt", "words"), [("", "is empty"), ("A" * 500, "shorten the prompt|write max_new_tokens")]
+)
+def test_bad_prompts_are_explained(ex, prompt, words):
+    ex.wait(30)
+    ex.prompt.value = prompt
+    with pytest.raises(LabkitError, match=words):
+        ex.wait(30)
+    assert "error: LabkitError" in ex.status.value
+
+
+def test_a_model_of_two_layers(lab):
+    short = labkit.Lab(families.tiny("llama", layers=2), letters.tokenizer())
+    ex = labkit.view.exit_layer(short, "ab", max_new_tokens=6)
+    assert ex.wait(30).same_text and (ex.exit.min, ex.exit.max) == (1, 1)
+    before = len(ex.history)
+    ex.use(lab)
+    assert ex.wait(30).same_text and ex.exit.max == 3 and len(ex.history) == before + 1
+    ex.use(short)
+    assert ex.wait(30).settings["exit"] == 1 and ex.exit.max == 1 and len(ex.history) == before + 2
+    ex.close()
+
+
+def test_settings_are_measured_once_unless_run_is_pressed(ex):
+    first = ex.wait(30)
+    ex.exit.value = 3
+    ex.wait(30)
+    ex.exit.value = first.settings["exit"]
+    assert ex.wait(30).generation is first.generation and "cached" in ex.status.value
+    ex.go.click()
+    assert ex.wait(30).generation is not first.generation and "done" in ex.status.value
+    ex.pin.click()
+    assert "Pinned" in ex.pins.value and ex.pinned == [ex.result]
+
+
+def test_sampling_and_no_auto_run(ex):
+    ex.wait(30)
+    ex.auto.value = False
+    ex.temperature.value, ex.seed.value = 1.0, 3
+    assert len(ex.history) == 1
+    result = ex.run(30)
+    assert result.same_text and result.replayed is None and "replayed" not in ex.table.value
+
+
+def test_a_prompt_of_ids(lab):
+    ex = labkit.view.exit_layer(lab, [3, 4, 5], max_new_tokens=6)
+    assert ex.wait(30).generation.prompts == [[3, 4, 5]] and ex.prompt.disabled
+    ex.close()
+
+
+def test_fifty_updates_leave_nothing_behind(ex, live_bytes, unshaped):
+    ex.wait(30)
+
+    def update(count):
+        for at in range(count):
+            ex.exit.value, ex.max_draft.value = 1 + at % 3, 1 + at % 16
+            ex.wait(30)
+        held = live_bytes()
+        figures = [thing for thing in gc.get_objects() if isinstance(thing, Figure)]
+        return held, sum(isinstance(thing, ipywidgets.Widget) for thing in gc.get_objects()), len(figures)
+
+    before, threads = update(10), threading.active_count()
+    after = update(50)
+    assert after[0] <= before[0] * 1.05 and after[1:] == before[1:] and after[2] == 0
+    assert threading.active_count() <= threads and len(ex.known) <= shared.KEPT and len(ex.history) <= shared.KEPT
+
+
+def test_running_a_cell_again_closes_the_old_explorer(lab, monkeypatch):
+    made = lambda: labkit.view.exit_layer(lab, "ab", max_new_tokens=4)  # noqa: E731
+    monkeypatch.setattr(shared, "origin", lambda: ("cell 1", "run 1"))
+    first, beside = made(), made()
+    assert not first.closed  # two in one run of a cell
+    monkeypatch.setattr(shared, "origin", lambda: ("cell 2", "run 2"))
+    other = made()
+    assert not first.closed and not beside.closed
+    monkeypatch.setattr(shared, "origin", lambda: ("cell 1", "run 3"))
+    again = made()
+    assert first.closed and beside.closed and not other.closed
+    assert first.box.comm is None and first.exit.comm is None
+    assert again.wait(30).same_text
+    assert len(worker_of(lab).waiting) == 0 and sum(t.name == "labkit-worker" for t in threading.enumerate()) <= 2
+    for one in (other, again):
+        one.close()
+    again.request()  # of a closed one: nothing
+    assert again.wait(5)
+
+
+def test_pictures_do_without_ipywidgets():
+    code = "import sys, labkit.view\nassert 'ipywidgets' not in sys.modules and 'matplotlib.pyplot' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        labkit.view.nothing
+    assert issubclass(labkit.view.ExitLayerExplorer, shared.Explorer) and EarlyExit
