@@ -6,7 +6,7 @@ from typing import Any
 
 from labkit.acceptance import Match
 from labkit.drafters import EarlyExit, Plain, PromptLookup
-from labkit.errors import LabkitError, nearest
+from labkit.errors import LabkitError, check_flag, nearest
 from labkit.protocol import Acceptance, Drafter
 
 MODEL_DEFAULT = "model's own"
@@ -96,6 +96,8 @@ class Options:
             raise LabkitError(
                 f"got max_new_tokens={options.max_new_tokens!r}; needed is an int of at least 1, write 64"
             )
+        if options.do_sample is not None:
+            check_flag(options.do_sample, "do_sample", "generate")
         if options.do_sample is False and options.sampling_asked:
             raise LabkitError(
                 f"do_sample=False contradicts {options.sampling_asked}; leave out one (temperature=0 is greedy)"

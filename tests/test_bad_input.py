@@ -71,6 +71,9 @@ BAD = {
         lambda: lab().generate("ab", do_sample=False, temperature=0.7), "do_sample=False contradicts.*temperature.*leave out"
     ),
     "sampling at 0": (lambda: lab().generate("ab", do_sample=True, temperature=0), "contradicts temperature=0; write"),
+    "do_sample in words": (
+        lambda: lab().generate("ab", do_sample="no"), "generate got do_sample='no'; write do_sample=True or do_sample=False"
+    ),
     "temperature below 0": (lambda: lab().generate("ab", temperature=-1), "got temperature=-1; needed is.*; write"),
     "top_p above 1": (lambda: lab().generate("ab", top_p=1.5), "got top_p=1.5; needed is.*; write"),
     "temperature of 0 or more": (lambda: lab().generate("ab", temperature=-1), "needed is a number of 0 or more"),

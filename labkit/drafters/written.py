@@ -18,7 +18,7 @@ from labkit.drafters.plain import Plain
 from labkit.drafters.shorter import AtMost, Until
 from labkit.drafters.skip import SkipLayers
 from labkit.errors import LabkitError, nearest
-from labkit.exits import ExitRule, classifier, confidence, decaying, margin, saturation
+from labkit.exits import classifier, confidence, decaying, margin, saturation
 from labkit.protocol import Drafter, never
 
 STRATEGIES: dict[str, type[Drafter]] = {
@@ -48,7 +48,7 @@ def read_strategy(text: str, openers: Mapping[str, Opener] | None = None) -> Dra
     return found
 
 
-def read_early_exit(text: str, openers: Mapping[str, Opener] | None = None) -> int | ExitRule:
+def read_early_exit(text: str, openers: Mapping[str, Opener] | None = None) -> Any:
     """The number of layers or the rule that `text` describes, for `early_exit`; openers as in `read_strategy`."""
     reader = _Reader(text, openers or {}, "an exit", EXIT_EXAMPLE)
     found = reader.read(reader.parsed())
