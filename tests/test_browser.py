@@ -83,11 +83,11 @@ def test_exit_layer(opened, usual, dark):
     page = opened_page.page
     page.locator(".labkit-status").scroll_into_view_if_needed()
     wait_for_status(page, "^(done|cached)")
-    strip, table = (page.locator(name).inner_text() for name in (".labkit-strip", ".labkit-table"))
+    strip, table = (page.locator(name).inner_text() for name in (".widget-html.labkit-strip", ".labkit-table"))
     page.locator(".labkit-exit .noUi-handle").focus()
     page.keyboard.press("ArrowRight")
     page.wait_for_function(
-        "old => ['.labkit-strip', '.labkit-table'].every((name, at) => document.querySelector(name).innerText !== old[at])",
+        "old => ['.widget-html.labkit-strip', '.labkit-table'].every((name, at) => document.querySelector(name).innerText !== old[at])",
         arg=[strip, table],
         timeout=30_000,
     )
