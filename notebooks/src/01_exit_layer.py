@@ -67,7 +67,7 @@ table
 # %% [markdown]
 # ## Acceptance and cost
 #
-# `tokens per round` is what a draft wins. `layers per token` is what it costs in layers of work: each of three drafted
+# `tokens per round` is what a draft wins. `layers drafted per token` is what it costs in work: each of three drafted
 # tokens reads the exit's layers, and the check reads the rest for all of them in one go.
 
 # %%
@@ -83,7 +83,7 @@ measured = pd.DataFrame(
 measured.round(2)
 
 # %% [markdown]
-# Notebook 04 turns this into a prediction of the speed-up, and says when there is none to be had.
+# Notebook 04 asks the same of draft lengths, and says what a round has to yield to be worth its price.
 
 # %%
 best = measured["speed-up"].idxmax()
