@@ -144,5 +144,8 @@ class LabPage:
             self.page.screenshot(path=found[-1])
             height, room = outer.evaluate("box => [box.clientHeight, box.scrollHeight]")
             top += height - 40
-            if top + 40 >= room or len(found) == 12:
+            ended = self.page.locator(".jp-Notebook .jp-Cell").last.evaluate(
+                "cell => cell.getBoundingClientRect().bottom < innerHeight"
+            )
+            if ended or top + 40 >= room or len(found) == 12:
                 return found

@@ -23,6 +23,7 @@
 import os
 
 import labkit
+import labkit.view
 from labkit.doctor import doctor
 
 print(doctor().splitlines()[0])
@@ -96,7 +97,8 @@ table
 # Move the slider. The picture changes at once, from one recorded pass; the measured run follows.
 
 # %%
-labkit.view.exit_layer(lab, prompt)
+explorer = labkit.view.exit_layer(lab, prompt, max_new_tokens=new_tokens)
+explorer
 
 # %% [markdown]
 # Notebook 01 goes on from here.
