@@ -2,13 +2,27 @@
 
 from typing import TYPE_CHECKING, Any
 
+from labkit.view.heatmap import heatmap
 from labkit.view.picture import demo_picture, token_strip
+from labkit.view.plots import acceptance, cost_bars, pareto
+from labkit.view.speed import speedup
 from labkit.view.strip import strip
 
 if TYPE_CHECKING:
     from labkit.view.exit_explorer import ExitLayerExplorer
 
-__all__ = ["ExitLayerExplorer", "demo_picture", "exit_layer", "strip", "token_strip"]
+__all__ = [
+    "ExitLayerExplorer",
+    "acceptance",
+    "cost_bars",
+    "demo_picture",
+    "exit_layer",
+    "heatmap",
+    "pareto",
+    "speedup",
+    "strip",
+    "token_strip",
+]
 _EXPLORERS = {"ExitLayerExplorer": "exit_explorer"}
 
 

@@ -11,7 +11,7 @@ from labkit.protocol import Drafter
 from labkit.view.explorer import Explorer, labelled
 from labkit.view.figures import png
 from labkit.view.outcome import HEADING, Foretold, Outcome, Pace, measured
-from labkit.view.plots import by_exit
+from labkit.view.speed import by_exit
 from labkit.view.strip import strip
 from labkit.view.worker import Job
 
