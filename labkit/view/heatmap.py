@@ -69,8 +69,8 @@ def heatmap(layers: Any, colour: str = "probability", start: int = 0, stop: int 
     axes.set_xlabel(f"text, token by token (positions {start} to {stop - 1})", fontsize=POINTS)
     axes.set_ylabel("layer (layers run)", fontsize=POINTS)
     of = "the last layer's token" if colour == "rank" else "the layer's law" if colour == "entropy" else "that token"
-    axes.set_title(f"next token by layer, coloured by {colour} of {of}\nframed: first layer that agrees with the last for good",
-                   fontsize=POINTS, loc="left")  # fmt: skip
+    title = f"next token by layer, coloured by {colour} of {of}\nframed: first layer that agrees with the last for good"
+    axes.set_title(title, fontsize=POINTS, loc="left")
     bar = figure.colorbar(image, ax=axes, pad=0.01, extend="neither" if colour == "probability" else "max")
     bar.set_label(unit, fontsize=POINTS)
     bar.ax.tick_params(labelsize=POINTS)

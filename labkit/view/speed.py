@@ -32,11 +32,12 @@ def speedup(surface: Any, measured: Any = None, caption: str = "", max_drafts: A
 
     surface: a table with exit_layer, max_draft, predicted_speedup and perhaps threshold (lines with hollow marks, from
     replay). measured: a table with exit_layer, max_draft, speedup and its quartiles speedup_low, speedup_high (full
-    marks with bars); with alpha, c and v in it, the bound (1 - α^(γ+1)) / (1 - α) / (γ c + v) is dashed. caption: device,
-    dtype, threads, c, v. max_drafts: the lengths shown, four at most. Raises LabkitError for tables without these.
+    marks with bars); with alpha, c and v in it, the bound (1 - α^(γ+1)) / (1 - α) / (γ c + v) is dashed. caption:
+    device, dtype, threads, c, v. max_drafts: the lengths shown, four at most. Raises LabkitError for other tables.
     """
-    for table, needed in ((surface, {"exit_layer", "max_draft", "predicted_speedup"}),
-                          (measured, {"exit_layer", "max_draft", "speedup", "speedup_low", "speedup_high"})):  # fmt: skip
+    where = {"exit_layer", "max_draft"}
+    quartiles = where | {"speedup", "speedup_low", "speedup_high"}
+    for table, needed in ((surface, where | {"predicted_speedup"}), (measured, quartiles)):
         if table is not None and (missing := sorted(needed - set(table.columns))):
             raise LabkitError(f"the table has no column {missing[0]!r}; needed are {', '.join(sorted(needed))}")
     known = sorted(set(surface["max_draft"]))
