@@ -5,8 +5,6 @@ import logging
 from labkit.acceptance import Match, Rejection, Typical
 from labkit.backbone import Backbone
 from labkit.calibration import calibrate
-from labkit.compare import Comparison
-from labkit.decoding import Round
 from labkit.draft import Draft, Partial
 from labkit.drafters import (
     Adaptive,
@@ -28,7 +26,8 @@ from labkit.drafters import (
 from labkit.errors import LabkitError
 from labkit.exits import classifier, confidence, margin, saturation
 from labkit.heads import Medusa, MLPSpeculator, best_tree, head_accuracies, load_heads, save_heads
-from labkit.lab import Lab, Token, load
+from labkit.lab import Lab, load
+from labkit.layers import layers
 from labkit.loading import fetch
 from labkit.lossy import agreement
 from labkit.protocol import Context, Drafter, never
@@ -41,7 +40,6 @@ __all__ = [
     "Adaptive",
     "AtMost",
     "Backbone",
-    "Comparison",
     "Context",
     "Draft",
     "DraftModel",
@@ -59,10 +57,8 @@ __all__ = [
     "Plain",
     "PromptLookup",
     "Rejection",
-    "Round",
     "Session",
     "SkipLayers",
-    "Token",
     "TopK",
     "Typical",
     "Union",
@@ -76,6 +72,7 @@ __all__ = [
     "confidence",
     "fetch",
     "head_accuracies",
+    "layers",
     "load",
     "load_heads",
     "margin",

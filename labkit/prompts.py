@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from labkit.errors import LabkitError
+from labkit.trace import Generation
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,25 @@ def read_prompts(prompt: Any, attention_mask: Any, tokenizer: Any, vocab: int) -
             outside = next(token for token in row if not 0 <= token < vocab)
             raise LabkitError(f"prompt {index} has token id {outside}, but the model's vocabulary has {vocab} tokens")
     return Prompts(rows, single)
+
+
+def one_text(lab: Any, given: Any, row: int = 0) -> tuple[list[int], int]:
+    """One text's ids, and how many were given and not generated: a Generation's row, or any form of one prompt."""
+    lab.backbone.check_unchanged()
+    if isinstance(given, Generation):
+        if isinstance(row, bool) or not isinstance(row, int) or not 0 <= row < len(given.prompts):
+            raise LabkitError(f"got row={row!r}; this generation has rows 0 to {len(given.prompts) - 1}")
+        ids, begin = [*given.prompts[row], *given.tokens[row]], len(given.prompts[row])
+        read_prompts(ids, None, None, lab.backbone.vocab)
+    else:
+        rows = read_prompts(given, None, lab.tokenizer, lab.backbone.vocab).rows
+        if len(rows) > 1:
+            raise LabkitError(f"got {len(rows)} texts; give one text, or one Generation")
+        ids, begin = rows[0], 1
+    if len(ids) > lab.backbone.limit:
+        most = lab.backbone.limit
+        raise LabkitError(f"a text of {len(ids)} tokens is longer than the model's {most} positions; give a part of it")
+    return ids, begin
 
 
 def _mask(given: Any) -> list:

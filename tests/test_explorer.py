@@ -230,3 +230,43 @@ def test_pictures_do_without_ipywidgets():
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         labkit.view.nothing
     assert issubclass(labkit.view.ExitLayerExplorer, shared.Explorer) and EarlyExit
+
+
+def test_layer_explorer(lab):
+    ex = labkit.view.layer_explorer(lab, "ab ab", max_new_tokens=8)
+    found = ex.wait(60)
+    assert len(found.texts) == 13 and ex.place.max == ex.first.max == 12
+    assert ex.table.value.count("<tr>") == 1 + lab.backbone.depth and bytes(ex.image.value).startswith(b"\x89PNG")
+    assert f"{found.top_probability[3, 0].item():.3f}" in ex.table.value
+    before = bytes(ex.image.value)
+    ex.place.value = 5
+    assert (
+        ex.wait(60) is found and "cached" in ex.status.value and f"{found.entropy[0, 5].item():.3f}" in ex.table.value
+    )
+    ex.colour.value = "rank"
+    ex.wait(60)
+    assert bytes(ex.image.value) != before
+    count = len(ex.history)
+    ex.prompt.value = "a"
+    assert len(ex.wait(60).texts) == 9 and ex.place.max == 8 and len(ex.history) == count + 1
+    ex.prompt.value = ""
+    with pytest.raises(LabkitError, match="empty"):
+        ex.wait(30)
+    assert "error" in ex.status.value and ex.table.value == ""
+    ex.close()
+
+
+def test_strategy_builder(lab):
+    ex = labkit.view.strategy_builder(lab, "ab ab ab", max_new_tokens=12)
+    result = ex.wait(60)
+    assert result.same_text and [o.name.split("(")[0] for o in ex.ablation] == ["PromptLookup", "EarlyExit"]
+    assert result.name in ex.code.value.replace("&#x27;", "'") and ex.table.value.count("<tr>") == 5
+    for form in ("exit", "lookup", "fallback back", "union", "plain"):
+        ex.form.value = form
+        assert ex.wait(60).same_text, form
+    ex.auto.value = False
+    ex.form.value, ex.at_most.value, ex.stop_below.value, ex.window.value, ex.share.value = "fallback", 2, 0.5, 8, False
+    result = ex.run(60)
+    assert result.name.startswith("AtMost(2") or "AtMost" in result.name
+    assert result.same_text and len(ex.ablation) == 3
+    ex.close()

@@ -17,7 +17,7 @@ LAYERS = [
     {"acceptance", "costs", "warp", "stopping", "drafters", "decoding"},
     {"prompts", "options", "pieces", "trace", "compare", "loading", "lab", "data"},
     {"doctor"},
-    {"bench", "lossy", "calibration", "replay", "integrations", "training"},
+    {"bench", "lossy", "calibration", "layers", "replay", "sweep", "integrations", "training"},
     {"view"},
     {"cli", "__main__"},
     {""},

@@ -10,8 +10,8 @@ from labkit.drafters import EarlyExit, Plain, PromptLookup
 from labkit.protocol import Drafter
 from labkit.view.explorer import Explorer, labelled
 from labkit.view.figures import png
-from labkit.view.outcome import HEADING, Foretold, Outcome, Pace, measured
-from labkit.view.plots import by_exit
+from labkit.view.outcome import HEADING, Foretold, Outcome
+from labkit.view.speed import by_exit
 from labkit.view.strip import strip
 from labkit.view.worker import Job
 
@@ -82,7 +82,7 @@ class ExitLayerExplorer(Explorer):
         options = {name: settings[name] for name in ("max_new_tokens", "temperature", "seed")}
         asked = (str(settings["prompt"]), *options.values())
         drafter = self.strategies[settings["strategy"]](exit, max_draft)
-        plain, _ = self.remember(("plain", asked), lambda: self._measure(job, settings["prompt"], None, options))
+        plain, _ = self.remember(("plain", asked), lambda: self.measure(job, settings["prompt"], None, options))
         replayed = None
         if isinstance(drafter, EarlyExit) and options["temperature"] == 0 and 0 < exit < lab.backbone.depth:
             foretold, _ = self.remember(("replay", asked), lambda: Foretold(lab, plain, job.check))
@@ -91,9 +91,7 @@ class ExitLayerExplorer(Explorer):
             self.table.value = as_html([HEADING, foretold.row(exit, max_draft)], [])
             self.strip.value = strip(foretold.generation(exit, max_draft))._repr_html_()
         key = (asked, repr(drafter))
-        out, known = self.remember(
-            ("run", key), lambda: self._measure(job, settings["prompt"], drafter, options), again
-        )
+        out, known = self.remember(("run", key), lambda: self.measure(job, settings["prompt"], drafter, options), again)
         outcome = Outcome(settings, out, plain, replayed)
         job.check()
         rows = [outcome.cells(), Outcome(settings, plain, plain).cells()]
@@ -107,13 +105,3 @@ class ExitLayerExplorer(Explorer):
             job.check()
             self.image.value = picture[0]
         return outcome, "cached" if known and not again else ""
-
-    def _measure(self, job: Job, prompt: Any, drafter: Drafter | None, options: dict[str, Any]) -> Any:
-        pace, most = Pace(), options["max_new_tokens"]
-
-        def progress(tokens: int) -> None:
-            if pace.due():
-                self.progress.value = tokens / most
-                self._say(f"running {tokens}/{most}" + ("" if drafter else ", plain decoding"), job)
-
-        return measured(self.lab, prompt, drafter, options, job.check, progress)

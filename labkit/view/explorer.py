@@ -14,7 +14,8 @@ import ipywidgets as widgets
 
 from labkit.compare import as_html
 from labkit.lab import Lab
-from labkit.view.outcome import HEADING, Outcome
+from labkit.protocol import Drafter
+from labkit.view.outcome import HEADING, Outcome, Pace, measured
 from labkit.view.worker import Job, worker_of
 
 KEPT = 32
@@ -206,6 +207,17 @@ class Explorer:
             self.known.popitem(last=False)
         return self.known[key], False
 
+    def measure(self, job: Job, prompt: Any, drafter: Drafter | None, options: dict[str, Any]) -> Any:
+        """Generate with a look at the job between rounds; progress and status tell how far it is."""
+        pace, most = Pace(), options["max_new_tokens"]
+
+        def progress(tokens: int) -> None:
+            if pace.due():
+                self.progress.value = tokens / most
+                self._say(f"running {tokens}/{most}, {drafter or 'plain decoding'}", job)
+
+        return measured(self.lab, prompt, drafter, options, job.check, progress)
+
     def _say(self, words: str, job: Job | None = None, details: str = "") -> None:
         """Set the status, unless the job was overtaken meanwhile."""
         with self.lock:
@@ -273,4 +285,4 @@ class Explorer:
         return self.box._repr_mimebundle_(**how)
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.lab}, result={self.result and self.result.name})"
+        return f"{type(self).__name__}({self.lab}, result={getattr(self.result, 'name', self.result)})"

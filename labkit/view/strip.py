@@ -85,12 +85,13 @@ class Cell:
         start = ["–" if self.place < 0 else str(self.place), str(self.token), self.shown, NAMES[self.kind]]
         if (piece := self.piece) is None:
             return start + ["–"] * 6
+        ms = f"{sum(self.phases().values()):.1f}"
         return [*start, str(piece.round), str(piece.exit_layer or "–"), share(piece.draft_probability),
-                share(piece.target_probability), visible(piece.target_text), f"{sum(self.phases().values()):.1f}"]  # fmt: skip
+                share(piece.target_probability), visible(piece.target_text), ms]  # fmt: skip
 
 
 def cells(result: Generation, row: int = 0) -> list[Cell]:
-    """All tokens of a row in the order of events: the prompt, then of each round its drafted tokens and the target's."""
+    """All tokens of a row in the order of events: the prompt, then each round's drafted tokens and the target's."""
     begin = len(result.prompts[row])
     prompt = [
         Cell(token, text, "prompt") for token, text in zip(result.prompts[row], result.texts.prompts[row], strict=True)
