@@ -51,7 +51,7 @@ def read_strategy(text: str, openers: Mapping[str, Opener] | None = None) -> Dra
 def read_early_exit(text: str, openers: Mapping[str, Opener] | None = None) -> Any:
     """The number of layers or the rule that `text` describes, for `early_exit`; openers as in `read_strategy`."""
     reader = _Reader(text, openers or {}, "an exit", EXIT_EXAMPLE)
-    found = reader.read(reader.parsed())
+    found: Any = reader.read(reader.parsed())
     if isinstance(found, bool) or not (isinstance(found, int) or callable(found)):
         raise LabkitError(f"{text!r} is no exit; {EXIT_EXAMPLE}")
     return found
