@@ -106,5 +106,5 @@ def _open(folder: Any, lab: Any, check: bool) -> tuple[dict[str, Any], Stored]:
         ) from error
     lab.backbone.check_exit(config["exit"])
     if check:
-        check_target(config.get(HASH), head_hash(lab), str(folder), "write check=False")
+        check_target(config.get(HASH), head_hash(lab), f"{folder} was trained", "write check=False")
     return config, stored

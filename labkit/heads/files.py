@@ -72,7 +72,7 @@ def _load(folder: Path, lab: Any, dtype: torch.dtype | None, check: bool) -> nn.
         heads = _medusa(config, stored, layout, where, backbone)
     _check_pair(heads, lab)
     if check and HASH in config:
-        check_target(config[HASH], head_hash(lab), str(folder), "write check=False")
+        check_target(config[HASH], head_hash(lab), f"{folder} was made", "write check=False")
         heads.target_head = config[HASH]
     fill(heads, stored, backbone.model.get_output_embeddings().weight.device)
     heads, mesh = heads.eval().requires_grad_(False), mesh_of(backbone.model)

@@ -30,8 +30,8 @@ def check_target(asked: Any, ours: str, what: str, instead: str) -> None:
     """Raise LabkitError unless the two hashes are one."""
     if asked != ours:
         raise LabkitError(
-            f"{what} was trained for a target whose head has the hash {asked}, and this one has {ours}; load the "
-            f"target that it was trained for, or {instead}"
+            f"{what} for a target whose head has the hash {asked}, and this one has {ours}; load the "
+            f"target that it is for, or {instead}"
         )
 
 
@@ -48,7 +48,7 @@ def check_trained(part: Any, session: Any, name: str) -> None:
             )
     asked = getattr(part, "target_head", None)
     if isinstance(asked, str):
-        what = f"the {name} {type(part).__name__}"
+        what = f"the {name} {type(part).__name__} was trained"
         check_target(asked, _known_hash(session), what, "load it again with check=False")
 
 
