@@ -68,16 +68,16 @@ pd.DataFrame({"text": [repr(lab.decode(pair)) for pair in law.index], "probabili
 # is then, we learn by drawing from the law itself: that is the noise band.
 
 # %%
-draws = 1000 if QUICK else 3000
+draws = 500 if QUICK else 2000
 exit_layer = lab.backbone.depth * 5 // 12
 
 
 def counted(drafter, acceptance):
     """How often each pair was written."""
     found = Counter()
-    for first in range(0, draws, 500):
+    for first in range(0, draws, 250):
         options = dict(temperature=1.0, top_k=choices, max_new_tokens=3, seed=first, eos_token_id=None)
-        out = lab.generate([ids] * 500, drafter, acceptance=acceptance, **options)
+        out = lab.generate([ids] * 250, drafter, acceptance=acceptance, **options)
         found.update((row[0], row[1]) for row in out.tokens)
     return found
 
