@@ -31,6 +31,7 @@ from labkit.layers import layers
 from labkit.loading import fetch
 from labkit.lossy import agreement
 from labkit.protocol import Context, Drafter, never
+from labkit.replay import replay
 from labkit.session import Session
 from labkit.trace import Generation
 
@@ -77,6 +78,7 @@ __all__ = [
     "load_heads",
     "margin",
     "never",
+    "replay",
     "saturation",
     "save_heads",
     "search_skips",

@@ -1,13 +1,15 @@
 """What a round's model work costs, timed outside the loop on bare `Backbone.run` and head calls."""
 
+import bisect
 import statistics
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
+from labkit.errors import LabkitError
 from labkit.protocol import Context, Drafter, Work
 from labkit.session import Session
 
@@ -73,3 +75,62 @@ class Clock:
             self.sessions[backbone] = Session(backbone, target.batch, target.capacity)
             self.sessions[backbone].follow(target.n.to(backbone.device), target.lengths)
         return self.sessions[backbone]
+
+
+@dataclass(frozen=True)
+class LayerCosts:
+    """(c, v) of drafts from the measured work of layers and head: call it with an exit layer (or name) and a length.
+
+    depth: the target's layers. rows: how many rows at a time were measured, from 1. layers_s, head_s: seconds of all
+    layers, and of norm and head, on so many rows; between them it is interpolated. drafts: c of named sources, which
+    verify from layer 0 on. An exit's draft shares its work: verification resumes above the exit.
+    """
+
+    depth: int
+    rows: tuple[int, ...]
+    layers_s: tuple[float, ...]
+    head_s: tuple[float, ...]
+    drafts: Mapping[str, float] = field(default_factory=lambda: {"ngram": 0.0})
+
+    def __call__(self, source: Any, length: int) -> tuple[float, float]:
+        """In units of a plain step: one drafted token, and the verification of `length` of them."""
+        step = self.layers_s[0] + self.head_s[0]
+        layers, head = (self._at(1 + length, of) for of in (self.layers_s, self.head_s))
+        if isinstance(source, int):
+            share = source / self.depth
+            below = share * self.layers_s[0]
+            return (below + self.head_s[0]) / step, (below + (1 - share) * layers + head) / step
+        if source not in self.drafts:
+            raise LabkitError(f"the costs say nothing of {source!r}; write drafts={{{source!r}: c}}, c in plain steps")
+        return self.drafts[source], (layers + head) / step
+
+    def _at(self, rows: int, of: Sequence[float]) -> float:
+        at = min(max(1, bisect.bisect_left(self.rows, rows)), len(self.rows) - 1)
+        low, high = self.rows[at - 1], self.rows[at]
+        return of[at - 1] + (of[at] - of[at - 1]) * (rows - low) / (high - low)
+
+
+@torch.inference_mode()
+def measure_costs(
+    lab: Any, *, context: int = 128, rows: Sequence[int] = (1, 2, 3, 5, 9, 17), repeats: int = 5,
+    drafts: Mapping[str, float] | None = None,
+) -> LayerCosts:  # fmt: skip
+    """Time the lab's layers and head on a text of `context` tokens: what replays multiply by. Medians of `repeats`."""
+    backbone, most = lab.backbone, max(rows)
+    if list(rows) != sorted(set(rows)) or rows[0] != 1 or len(rows) < 2 or repeats < 1:
+        raise LabkitError(f"got rows={tuple(rows)!r}, repeats={repeats}; write rows as in (1, 2, 5), repeats from 1")
+    if not 1 <= context <= backbone.limit - most:
+        raise LabkitError(f"got context={context!r}; write 1 to {backbone.limit - most} tokens")
+    session = Session(backbone, 1, context + most)
+    session.prefill([[0] * context])
+    works = {count: [Work(0, backbone.depth, count, head=head) for head in (0, count)] for count in rows}
+    found: dict[int, list[tuple[float, ...]]] = {count: [] for count in rows}
+    for repeat in range(1 + repeats):
+        for count, pair in works.items():
+            times = tuple(work_seconds(session, work) for work in pair)
+            if repeat:  # the first time warms up
+                found[count].append(times)
+    middles = [[statistics.median(times) for times in zip(*found[count], strict=True)] for count in rows]
+    head = tuple(max(0.0, whole - layers) for layers, whole in middles)
+    return LayerCosts(backbone.depth, tuple(rows), tuple(layers for layers, _ in middles), head,
+                      {"ngram": 0.0, **(drafts or {})})  # fmt: skip

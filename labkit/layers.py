@@ -114,24 +114,36 @@ def layers(lab: Any, text_or_result: Any, *, chunk: int = 64, top: int = 5, row:
 
 
 def _parts(lab: Any, ids: list[int], chunk: int, top: int):
-    backbone = lab.backbone
-    with torch.inference_mode():
-        session = Session(backbone, 1, len(ids))
-        session.tokens[0, : len(ids)] = torch.tensor(ids, device=session.tokens.device)
-        session.follow(session.n + len(ids), [len(ids)])
+    session = session_of(lab.backbone, ids)
     for first in range(0, len(ids), chunk):
         yield _part(session, first, min(chunk, len(ids) - first), top)
+
+
+@torch.inference_mode()
+def session_of(backbone: Any, ids: list[int]) -> Session:
+    """A session that has committed a text and run none of it."""
+    session = Session(backbone, 1, len(ids))
+    session.tokens[0, : len(ids)] = torch.tensor(ids, device=session.tokens.device)
+    session.follow(session.n + len(ids), [len(ids)])
+    return session
+
+
+@torch.inference_mode()
+def states_of(session: Session, first: int, count: int) -> list[Float[Tensor, "1 rows width"]]:
+    """Positions first .. first+count-1 at every depth from 0 on; those before them must have been run."""
+    given = session.tokens[:, first : first + count]
+    rows = session.chain(first + 1 - session.lengths[0], count)
+    states = [session.run(given, 0, 0, rows)]
+    for layer in range(session.backbone.depth):
+        states.append(session.run(states[-1] if layer else given, layer, layer + 1, rows))
+    return states
 
 
 @torch.inference_mode()
 def _part(session: Session, first: int, count: int, top: int) -> dict[str, Tensor]:
     """Positions first .. first+count-1, in the slots behind those that earlier parts have written."""
     backbone, end = session.backbone, max(session.lengths)
-    rows = session.chain(first + 1 - end, count)
-    states = [session.run(session.tokens[:, first : first + count], 0, 0, rows)]
-    for layer in range(backbone.depth):
-        given = states[-1] if layer else session.tokens[:, first : first + count]
-        states.append(session.run(given, layer, layer + 1, rows))
+    states = states_of(session, first, count)
     final = _law(backbone, states[-1])
     best = final.argmax(-1, keepdim=True)
     follows = session.tokens[0, first + 1 : first + count + 1, None]  # behind the end is whatever slot there is

@@ -26,7 +26,7 @@ from labkit import (
     below,
     never,
 )
-from labkit.drafters.lookup import _Index
+from labkit.drafters.lookup import Index
 from labkit.drafters.mixture import alike, merged, mixed, struck
 from labkit.protocol import Context
 from labkit.session import Session
@@ -196,7 +196,7 @@ def test_who_hands_over(monkeypatch):
 
 def test_fallback_by_rows():
     """Each row has the lookup's draft where the lookup finds one, else the other's."""
-    kinds, histories, indices = set(), [list(prompt) for prompt in PROMPTS], [_Index() for _ in PROMPTS]
+    kinds, histories, indices = set(), [list(prompt) for prompt in PROMPTS], [Index() for _ in PROMPTS]
     for happened in run(Fallback(PromptLookup(2, 3), EarlyExit(2, 2))).rounds:
         for row, drafted in enumerate(happened.drafted):
             if happened.tokens[row] and drafted:

@@ -195,7 +195,7 @@ def test_probe_needs_no_taps_at_the_embeddings():
 
 
 def test_a_lookup_takes_the_longest_then_the_latest_match():
-    from labkit.drafters.lookup import _Index
+    from labkit.drafters.lookup import Index
 
     for text, ngram, want in (
         ([1, 2, 3, 7, 9, 3, 8, 1, 2, 3], 3, [7, 9]),  # 1 2 3 before the later 3
@@ -204,8 +204,8 @@ def test_a_lookup_takes_the_longest_then_the_latest_match():
         ([5, 5], 3, [5, 5]),  # into the present: periodically
         ([1, 2, 3], 3, []),
     ):
-        assert _Index().continuation(text, ngram, 2) == want
-        grown = _Index()
+        assert Index().continuation(text, ngram, 2) == want
+        grown = Index()
         for end in range(1, len(text)):
             grown.continuation(text[:end], ngram, 2)
         assert grown.continuation(text, ngram, 2) == want

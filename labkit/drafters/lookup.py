@@ -18,7 +18,7 @@ def check_count(value: int, name: str, strategy: str) -> None:
 
 
 @dataclass
-class _Index:
+class Index:
     """Where each n-gram of a text ended last, among those that something follows."""
 
     ends: dict[tuple[int, ...], int] = field(default_factory=dict)
@@ -58,11 +58,11 @@ class PromptLookup(Drafter):
         """The draft length."""
         return self.max_draft
 
-    def begin(self, session: Session) -> list[_Index]:
+    def begin(self, session: Session) -> list[Index]:
         """An index for each row, which grows with its text."""
-        return [_Index() for _ in range(session.batch)]
+        return [Index() for _ in range(session.batch)]
 
-    def propose(self, state: list[_Index], context: Context) -> Draft:
+    def propose(self, state: list[Index], context: Context) -> Draft:
         """A chain, valid in the rows that found a match."""
         count = context.length(self.max_draft)
         found = [
