@@ -42,11 +42,9 @@ class LayerExplorer(Explorer):
     """
 
     def __init__(self, lab: Any, prompt: Any = None, *, max_new_tokens: int = 16, **how: Any):
-        self.count = labelled(widgets.IntSlider, "New tokens", "Generated behind the prompt, to look at too", "labkit-count",
+        self.count = labelled(widgets.IntSlider, "New tokens", "Generated behind the prompt", "labkit-count",
                               min=0, max=max(64, max_new_tokens), value=max_new_tokens)  # fmt: skip
-        self.colour = labelled(
-            widgets.Dropdown, "Colour", "What the colours show", "labkit-colour", options=list(COLOURS)
-        )
+        self.colour = labelled(widgets.Dropdown, "Colour", "What colours show", "labkit-colour", options=list(COLOURS))
         self.first = labelled(widgets.IntSlider, "First position", "Where the picture begins", "labkit-first",
                               min=0, max=0, value=0)  # fmt: skip
         self.place = labelled(widgets.IntSlider, "Position", "Whose layers the table shows", "labkit-position",
@@ -95,8 +93,10 @@ class LayerExplorer(Explorer):
             for layer in reversed(range(found.depth))
         ]  # fmt: skip
         behind = visible("".join(found.texts[max(0, place - 7) : place + 1]))
-        agrees = f"behind “{behind}” (position {place}); agrees with the last layer from layer {found.first_agreeing[place]} on"
-        self.table.value = as_html([HEADING, *rows], [agrees])
+        note = (
+            f"behind “{behind}” (position {place}): the last layer's token from layer {found.first_agreeing[place]} on"
+        )
+        self.table.value = as_html([HEADING, *rows], [note])
         picture, _ = self.remember(
             ("heat", asked, settings["colour"], first),
             lambda: png(heatmap(found, settings["colour"], first, min(first + MOST_POSITIONS, last + 1))), again,

@@ -6,6 +6,7 @@ import ipywidgets as widgets
 
 from labkit.compare import as_html
 from labkit.drafters import AtMost, EarlyExit, Fallback, Plain, PromptLookup, Union, Window, below
+from labkit.drafters.kv import Full
 from labkit.protocol import Drafter, never
 from labkit.view.explorer import Explorer, labelled
 from labkit.view.figures import png
@@ -27,8 +28,8 @@ FORMS = {
 def parts(settings: dict[str, Any]) -> tuple[Drafter, list[Drafter]]:
     """The strategy that the controls describe, and the parts that it is made of."""
     stop = below(settings["stop"]) if settings["stop"] > 0 else never
-    kv = {"kv": Window(4, settings["window"])} if settings["window"] else {}
-    exit = EarlyExit(settings["exit"], settings["max_draft"], settings["share"], stop=stop, **kv)
+    kv = Window(4, settings["window"]) if settings["window"] else Full()
+    exit = EarlyExit(settings["exit"], settings["max_draft"], settings["share"], stop=stop, kv=kv)
     lookup = PromptLookup(settings["ngram"], settings["lookup"])
     made: dict[str, tuple[Drafter, list[Drafter]]] = {
         "exit": (exit, []), "lookup": (lookup, []), "fallback": (Fallback(lookup, exit), [lookup, exit]),
@@ -51,23 +52,21 @@ class StrategyBuilder(Explorer):
         most, slider = max(1, lab.backbone.depth - 1), widgets.IntSlider
         self.form = labelled(widgets.Dropdown, "Strategy", "How the parts are put together", "labkit-form",
                              options=list(FORMS.items()), value="fallback")  # fmt: skip
-        self.exit = labelled(slider, "Exit layer", "Draft with the first so many layers", "labkit-exit", min=1, max=most,
+        self.exit = labelled(slider, "Exit layer", "Draft with so many layers", "labkit-exit", min=1, max=most,
                              value=max(1, most // 2))  # fmt: skip
         self.max_draft = labelled(
             slider, "Exit draft γ", "Tokens the early exit drafts a round", min=1, max=16, value=4
         )
-        self.stop_below = labelled(widgets.FloatSlider, "Stop below", "End a draft at a token less probable; 0 never",
+        self.stop_below = labelled(widgets.FloatSlider, "Stop below", "End a draft at a less probable token; 0: never",
                                    min=0.0, max=0.95, step=0.05, value=0.0)  # fmt: skip
-        self.share = labelled(
-            widgets.Checkbox, "Share work", "Verification resumes where the draft stopped", value=True
-        )
+        self.share = labelled(widgets.Checkbox, "Share work", "Verify from its states", value=True)
         self.window = labelled(slider, "Window", "Recent tokens the draft may read; 0: all", min=0, max=256, value=0)
         self.ngram = labelled(
             slider, "n-gram", "Tokens that must match to look up what followed", min=1, max=6, value=2
         )
         self.lookup = labelled(slider, "Lookup draft γ", "Tokens a lookup drafts a round", min=1, max=16, value=6)
         self.at_most = labelled(slider, "At most", "Tokens drafted a round, whoever drafts; 0: no limit", min=0, max=16)
-        self.count = labelled(slider, "New tokens", "max_new_tokens: the most tokens to generate", min=1,
+        self.count = labelled(slider, "New tokens", "The most tokens to generate", min=1,
                               max=max(256, max_new_tokens), value=max_new_tokens)  # fmt: skip
         self.code = widgets.HTML().add_class("labkit-code")
         self.strip = widgets.HTML(layout=widgets.Layout(min_height="140px")).add_class("labkit-strip")
@@ -91,7 +90,8 @@ class StrategyBuilder(Explorer):
         return {"prompt": prompt if isinstance(prompt, str) else list(prompt), "form": self.form.value,
                 "exit": self.exit.value, "max_draft": self.max_draft.value, "stop": self.stop_below.value,
                 "share": self.share.value, "window": self.window.value, "ngram": self.ngram.value,
-                "lookup": self.lookup.value, "at_most": self.at_most.value, "max_new_tokens": self.count.value}  # fmt: skip
+                "lookup": self.lookup.value, "at_most": self.at_most.value,
+                "max_new_tokens": self.count.value}  # fmt: skip
 
     def fit(self) -> None:
         """The slider ends below the model's last layer."""
@@ -108,9 +108,8 @@ class StrategyBuilder(Explorer):
         options = {"max_new_tokens": settings["max_new_tokens"]}
         asked, all_known = (str(settings["prompt"]), *options.values()), True
         plain, _ = self.remember(("plain", asked), lambda: self.measure(job, settings["prompt"], None, options))
-        self.code.value = as_html(
-            [["in Python"], [f"lab.generate(prompt, {whole}, max_new_tokens={options['max_new_tokens']})"]], []
-        )
+        code = f"lab.generate(prompt, {whole}, max_new_tokens={options['max_new_tokens']})"
+        self.code.value = as_html([["in Python"], [code]], [])
         found: list[Outcome] = []
         for drafter in [whole, *members]:
             out, known = self.remember(
