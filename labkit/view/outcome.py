@@ -10,7 +10,7 @@ import torch
 from labkit.decoding import PHASES, Round
 from labkit.lab import Lab, _Run
 from labkit.protocol import Drafter
-from labkit.replay import Replayed, ahead, replay_rounds
+from labkit.replay import Replayed, replay
 from labkit.trace import Generation
 
 WARM_TOKENS = 8
@@ -97,25 +97,26 @@ class Foretold:
             guess = backbone.head(states[depth][:, at])[0].argmax(-1)
             self.said.append(final.gather(1, guess[:, None])[:, 0].tolist())
             self.guesses.append(guess.tolist())
-        self.agree = torch.tensor(self.guesses) == torch.tensor(text)
+        check()
+        self.replay = replay(lab, plain, ngram=False)
 
     def rounds(self, exit: int, max_draft: int) -> Replayed:
         """The rounds that drafting after `exit` layers makes."""
-        agree = self.agree[exit - 1][None]
-        return replay_rounds(ahead(agree, max_draft), torch.ones_like(agree))
+        return self.replay.rounds(exit, max_draft)
 
     def generation(self, exit: int, max_draft: int) -> Generation:
         """The same as a generation for the strip; what was drafted behind a rejected token is not known."""
         guess, p, rounds, at = self.guesses[exit - 1], self.said[exit - 1], [], 0
         happened = self.rounds(exit, max_draft)
         for accepted, drafted in zip(happened.accepted, happened.drafted, strict=True):
-            seen = min(accepted + 1, drafted)
+            ended = at + accepted >= len(self.text)  # inside the draft: the target adds no token of its own
+            seen = accepted if ended else min(accepted + 1, drafted)
             block = self.text[at : at + accepted + 1]
             rounds.append(Round(
                 tokens=[block], drafted=[guess[at : at + seen]], q=[[]], p=[p[at : at + seen]],
                 target=[[*block, 0]], accepted=[accepted], rejected=[seen > accepted],
                 parents=[list(range(-1, seen - 1))], path=[list(range(accepted))], exit=[[exit] * seen], left=[[]],
-                seconds=[dict.fromkeys(PHASES, 0.0)], own=[1.0],
+                seconds=[dict.fromkeys(PHASES, 0.0)], own=[None if ended else 1.0],
             ))  # fmt: skip
             at += accepted + 1
         settings = {"drafter": f"replayed: exit {exit}, max_draft {max_draft}"}
