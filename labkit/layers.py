@@ -85,10 +85,11 @@ class Layers:
         found = read_result(path, KIND, VERSION)
         try:
             values = {f.name: found[f.name] for f in fields(cls)}
-            return cls(**{
+            made: dict[str, Any] = {
                 name: torch.tensor(x["values"], dtype=getattr(torch, x["dtype"])) if isinstance(x, dict) else x
                 for name, x in values.items()
-            })  # fmt: skip
+            }
+            return cls(**made)
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise LabkitError(f"{str(path)!r} lacks parts of layers ({error}); save them again") from error
 
