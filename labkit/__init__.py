@@ -33,6 +33,7 @@ from labkit.lossy import agreement
 from labkit.protocol import Context, Drafter, never
 from labkit.replay import replay
 from labkit.session import Session
+from labkit.sweep import sweep
 from labkit.trace import Generation
 
 logging.getLogger("labkit").addHandler(logging.NullHandler())
@@ -82,4 +83,5 @@ __all__ = [
     "saturation",
     "save_heads",
     "search_skips",
+    "sweep",
 ]

@@ -84,11 +84,12 @@ class Layers:
         """What `save` wrote; no model is needed to look at it."""
         found = read_result(path, KIND, VERSION)
         try:
-            values: dict[str, Any] = {f.name: found[f.name] for f in fields(cls)}
-            for name, x in values.items():
-                if isinstance(x, dict):
-                    values[name] = torch.tensor(x["values"], dtype=getattr(torch, x["dtype"]))
-            return cls(**values)
+            values = {f.name: found[f.name] for f in fields(cls)}
+            made: dict[str, Any] = {
+                name: torch.tensor(x["values"], dtype=getattr(torch, x["dtype"])) if isinstance(x, dict) else x
+                for name, x in values.items()
+            }
+            return cls(**made)
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise LabkitError(f"{str(path)!r} lacks parts of layers ({error}); save them again") from error
 

@@ -56,6 +56,43 @@ def read_result(path: Any, kind: str, version: int) -> dict[str, Any]:
     return found
 
 
+def append_row(file: Path, row: dict[str, Any]) -> None:
+    """Add a line of JSON to a file, at once."""
+    try:
+        with file.open("a", encoding="utf-8") as out:
+            out.write(json.dumps(row) + "\n")
+            out.flush()
+            os.fsync(out.fileno())
+    except OSError as error:
+        raise LabkitError(f"{str(file)!r} cannot be written ({error.strerror}); make its folder first") from error
+
+
+def read_rows(file: Path, kind: str, version: int, mend: bool = False) -> dict[str, dict[str, Any]]:
+    """The rows by key, the latest of each. A last line cut short by a dying process is left out; mend: and cut off."""
+    try:
+        data = file.read_bytes()
+    except OSError as error:
+        raise LabkitError(f"{str(file)!r} cannot be read ({error.strerror}); give the name of a JSONL file") from error
+    whole = data[: data.rfind(b"\n") + 1]
+    found = {}
+    for number, line in enumerate(whole.splitlines(), 1):
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise LabkitError(f"line {number} of {str(file)!r} is not JSON ({error}); give another path") from error
+        if not isinstance(row, dict) or row.get("labkit") != kind:
+            raise LabkitError(f"line {number} of {str(file)!r} is no row of a {kind}; give another path")
+        if row.get("version") != version:
+            raise LabkitError(
+                f"line {number} of {str(file)!r} is of version {row.get('version')!r}, and this labkit writes "
+                f"version {version}; give another path"
+            )
+        found[row["key"]] = row
+    if mend and len(whole) < len(data):
+        os.truncate(file, len(whole))
+    return found
+
+
 def pandas() -> Any:
     """The pandas module; LabkitError, with what to install, where it is missing."""
     try:
