@@ -214,7 +214,8 @@ def _strategies(grid: Any) -> dict[str, Drafter]:
         raise LabkitError(
             f"the grid calls {found[BASELINE]!r} {BASELINE!r}, which is the baseline's name; write another"
         )
-    return {BASELINE: Plain()} | found
+    first: dict[str, Drafter] = {BASELINE: Plain()}
+    return first | found
 
 
 def _int(drafter: Drafter, name: str) -> int | None:
