@@ -120,7 +120,8 @@ def as_text(cells: Sequence[Sequence[str]], notes: Sequence[str]) -> str:
 
 def as_html(cells: Sequence[Sequence[str]], notes: Sequence[str]) -> str:
     """The same for a notebook."""
-    row = lambda tag, values: "<tr>" + "".join(f"<{tag}>{html.escape(v)}</{tag}>" for v in values) + "</tr>"  # noqa: E731
+    cell = lambda tag, value: f'<{tag} style="padding:2px 8px">{html.escape(value)}</{tag}>'  # noqa: E731
+    row = lambda tag, values: "<tr>" + "".join(cell(tag, v) for v in values) + "</tr>"  # noqa: E731
     below = "".join(f"<p>{html.escape(note)}</p>" for note in notes)
     return f"<table>{row('th', cells[0])}{''.join(row('td', c) for c in cells[1:])}</table>{below}"
 

@@ -18,10 +18,10 @@ from labkit.decoding import PHASES
 from labkit.doctor import machine
 from labkit.drafters import Plain
 from labkit.errors import LabkitError
+from labkit.heads.trained import model_hash
 from labkit.prompts import read_prompts
 from labkit.protocol import Drafter
 from labkit.saved import append_row, pandas, read_rows
-from labkit.training.states import model_hash
 
 VERSION = 1
 BASELINE = "Plain()"

@@ -174,5 +174,6 @@ class Generation:
 
     def _repr_html_(self) -> str:
         texts = [self.text] if isinstance(self.text, str) else self.text or [str(row) for row in self.tokens]
-        shown = "".join(f'<div style="white-space:pre-wrap">{html.escape(text)}</div>' for text in texts)
+        style = "white-space:pre-wrap;font-family:monospace"
+        shown = "".join(f'<div style="{style}">{html.escape(text)}</div>' for text in texts)
         return f"{shown}<p><em>{html.escape(self.summary())}</em></p>"

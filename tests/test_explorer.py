@@ -58,6 +58,7 @@ def test_shows_a_measured_run(ex, lab):
         and "replayed" in ex.table.value
     )
     assert "labkit-strip" in ex.strip.value and bytes(ex.image.value).startswith(b"\x89PNG") and ex.history == [result]
+    assert ex.image.layout.visibility == "visible"
     hooks = {
         name for w in vars(ex).values() if isinstance(w, ipywidgets.Widget) for name in getattr(w, "_dom_classes", ())
     }
@@ -131,6 +132,7 @@ def test_an_error_is_shown_and_raised_again(ex):
         ex.wait(30)
     assert "error: RuntimeError: &lt;b&gt;no draft today" in ex.status.value and "Traceback" in ex.status.value
     assert "<b>no" not in ex.status.value and "labkit-strip" not in ex.strip.value
+    assert ex.image.layout.visibility == "hidden"  # an empty picture shows as a broken one
     with pytest.raises(RuntimeError):
         ex.wait(30)
     ex.strategy.value = "EarlyExit"

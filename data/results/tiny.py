@@ -1,8 +1,9 @@
 """How the drafts that come with "tiny" do on held-out code: python data/results/tiny.py data/results/tiny.json.
 
 Two texts that the model was not trained on: the held-out files of the standard library, and another package (pip).
-For each: the loss after every layer, teacher-forced; and for every draft real runs from the beginnings of its rows,
-greedy (Match) and at temperature 0.8 (Rejection), with the share of 4-grams in the new text that it had before.
+For each: the loss after every layer and the exits' alpha, teacher-forced; and for every draft real runs from the
+beginnings of its rows, greedy (Match) and at temperature 0.8 (Rejection), with the share of 4-grams in the new text
+that it had before. Of the text that it was trained on, the teacher-forced figures only: how much it learnt by heart.
 """
 
 import json
@@ -40,13 +41,20 @@ def main(out: str) -> None:
         drafters[f"Heads({name})"] = Heads(load_heads(f"tiny/{name}", lab))
     command = "python data/results/tiny.py data/results/tiny.json"
     found = {"command": command, "machine": machine(lab.backbone), "texts": {}}
-    texts = {"standard library, held out": data.standard_library().split(0.05)[1], "pip": data.package("pip")}
+    learnt, held_out = data.standard_library().split(0.05)
+    texts = {"standard library, learnt": learnt, "standard library, held out": held_out, "pip": data.package("pip")}
     for title, corpus in texts.items():
         rows = corpus.rows(lab.tokenizer, LENGTH)
         judged = judge(LayerSkip(lab.model, steps=1).eval(), some(rows, ROWS))
-        losses = {layer: judged[f"loss_{layer}"] for layer in range(1, lab.backbone.depth + 1)}
+        losses, alphas = (
+            {layer: judged[f"{figure}_{layer}"] for layer in range(1, lab.backbone.depth + 1)}
+            for figure in ("loss", "alpha")
+        )
+        found["texts"][title] = {"hash": corpus.hash, "loss": losses, "alpha": alphas, "runs": (runs := [])}
+        print(title, losses, alphas, flush=True)
+        if corpus is learnt:
+            continue
         prompts = [row[:PROMPT_TOKENS].tolist() for row in some(rows, PROMPTS)]
-        runs = []
         for temperature, acceptance in ((0.0, Match()), (0.8, Rejection())):
             for name, drafter in drafters.items():
                 outs = [
@@ -62,7 +70,6 @@ def main(out: str) -> None:
                 }  # fmt: skip
                 runs.append({key: round(v, 4) if isinstance(v, float) else v for key, v in figures.items()})
                 print(title, runs[-1], flush=True)
-        found["texts"][title] = {"hash": corpus.hash, "loss": losses, "runs": runs}
     with open(out, "w") as file:
         json.dump(found, file, indent=1)
 

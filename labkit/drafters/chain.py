@@ -9,7 +9,6 @@ from torch import Tensor
 
 from labkit.draft import Draft, Partial
 from labkit.errors import LabkitError, check_callable
-from labkit.exits import lent
 from labkit.protocol import Context, Drawn, StopRule, never
 from labkit.session import Session
 
@@ -36,11 +35,8 @@ def check_stop(stop: Any) -> None:
 
 
 def stops(rule: StopRule, drawn: Drawn, level: int) -> Tensor | None:
-    """What a stop rule says of each row, checked: `(batch,) bool`, or None for in no row. It is shown copies."""
-    if rule is never:
-        return None
-    probs = None if drawn.probs is None else lent(drawn.probs)
-    found: Any = rule(Drawn(lent(drawn.token), lent(drawn.q), probs), level)
+    """What a stop rule says of each row, checked: `(batch,) bool`, or None for in no row. It may write into `drawn`."""
+    found: Any = rule(drawn, level)
     if found is None:
         return None
     if not isinstance(found, Tensor) or found.dtype != torch.bool or found.shape != drawn.token.shape:

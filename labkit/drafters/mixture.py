@@ -10,6 +10,7 @@ from torch.nn.functional import pad
 
 from labkit.draft import Draft
 from labkit.drafters.chain import stops
+from labkit.exits import lent
 from labkit.protocol import Drawn, StopRule
 
 
@@ -93,7 +94,8 @@ def struck(draft: Draft, stop: StopRule) -> Draft:
     levels = draft.levels() if not draft.is_chain and draft.nodes else None
     for node in range(draft.nodes):
         q = torch.ones_like(draft.tokens[:, node], dtype=torch.float32) if draft.q is None else draft.q[:, node]
-        drawn = Drawn(draft.tokens[:, node], q, None if draft.probs is None else draft.probs[:, node])
+        probs = None if draft.probs is None else lent(draft.probs[:, node])
+        drawn = Drawn(lent(draft.tokens[:, node]), lent(q), probs)
         for level in [node] if levels is None else range(min(node + 1, draft.depth)):
             found, before = stops(stop, drawn, level), over[node]
             if found is not None and levels is not None:

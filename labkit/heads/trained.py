@@ -26,6 +26,16 @@ def head_hash(lab: Any) -> str:
     return "sha256:" + digest.hexdigest()
 
 
+def model_hash(lab: Any) -> str:
+    """Of all the target's weights, rounded to bfloat16: a target loaded in another dtype has the same."""
+    digest = hashlib.sha256()
+    for key, value in sorted(lab.model.named_parameters()):
+        digest.update(key.encode())
+        for rows in value.reshape(-1).split(1 << 22):
+            digest.update(rows.to(torch.bfloat16).cpu().view(torch.int16).numpy().tobytes())
+    return "sha256:" + digest.hexdigest()
+
+
 def check_target(asked: Any, ours: str, what: str, instead: str) -> None:
     """Raise LabkitError unless the two hashes are one."""
     if asked != ours:

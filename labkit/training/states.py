@@ -19,6 +19,7 @@ from torch.utils.data import Dataset
 
 from labkit.data import PADDING, continuations, rows_hash
 from labkit.errors import LabkitError
+from labkit.heads.trained import model_hash
 from labkit.session import HEAD_INPUT, Session
 
 INDEX = "index.json"
@@ -202,16 +203,6 @@ def name(depth: int) -> str:
 
 
 @torch.inference_mode()
-def model_hash(lab: Any) -> str:
-    """Of all the target's weights, rounded to bfloat16: a target loaded in another dtype has the same."""
-    digest = hashlib.sha256()
-    for key, value in sorted(lab.model.named_parameters()):
-        digest.update(key.encode())
-        for rows in value.reshape(-1).split(1 << 22):
-            digest.update(rows.to(torch.bfloat16).cpu().view(torch.int16).numpy().tobytes())
-    return "sha256:" + digest.hexdigest()
-
-
 def _claim(folder: Path, index: dict[str, Any]) -> None:
     path = folder / INDEX
     if path.exists():

@@ -8,7 +8,7 @@ import ipywidgets as widgets
 from labkit.compare import as_html
 from labkit.drafters import EarlyExit, Plain, PromptLookup
 from labkit.protocol import Drafter
-from labkit.view.explorer import Explorer, labelled
+from labkit.view.explorer import Explorer, labelled, picture
 from labkit.view.figures import png
 from labkit.view.outcome import HEADING, Foretold, Outcome
 from labkit.view.speed import by_exit
@@ -45,9 +45,7 @@ class ExitLayerExplorer(Explorer):
                                     min=0.0, max=2.0, step=0.1, value=0.0)  # fmt: skip
         self.seed = labelled(widgets.BoundedIntText, "Seed", "Of the draws, above temperature 0", min=0, max=2**31 - 1)
         self.strip = widgets.HTML(layout=widgets.Layout(min_height="140px")).add_class("labkit-strip")
-        self.image = widgets.Image(format="png", layout=widgets.Layout(max_width="100%", height="260px",
-                                                                       object_fit="contain"))  # fmt: skip
-        self.image.add_class("labkit-image")
+        self.image = picture("labkit-image", height="260px")
         super().__init__(lab, prompt, **how)
 
     def inputs(self) -> list[Any]:
@@ -99,9 +97,8 @@ class ExitLayerExplorer(Explorer):
         self.table.value = as_html([HEADING, *rows], [])
         self.strip.value = strip(out)._repr_html_()
         if replayed is not None:
-            picture = self.remember(
-                ("picture", asked, exit, max_draft), lambda: png(by_exit(foretold, exit, max_draft))
-            )
+            key = ("picture", asked, exit, max_draft)
+            drawn, _ = self.remember(key, lambda: png(by_exit(foretold, exit, max_draft)))
             job.check()
-            self.image.value = picture[0]
+            self.image.value = drawn
         return outcome, "cached" if known and not again else ""

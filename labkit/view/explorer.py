@@ -47,6 +47,14 @@ def labelled(kind: type, label: str, tip: str, hook: str = "", **how: Any) -> An
     return made.add_class(hook) if hook else made
 
 
+def picture(hook: str, **layout: Any) -> Any:
+    """Room for a PNG, in which nothing is seen as long as there is none."""
+    place = widgets.Layout(visibility="hidden", max_width="100%", object_fit="contain", margin="8px 0 0 0", **layout)
+    made = widgets.Image(format="png", layout=place).add_class(hook)
+    made.observe(lambda change: setattr(place, "visibility", "visible" if change["new"] else "hidden"), "value")
+    return made
+
+
 class Explorer:
     """Controls on the left, results on the right. Show it by making it a cell's last expression.
 

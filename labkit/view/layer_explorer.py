@@ -6,7 +6,7 @@ import ipywidgets as widgets
 
 from labkit.compare import as_html
 from labkit.layers import Layers, layers
-from labkit.view.explorer import Explorer, labelled
+from labkit.view.explorer import Explorer, labelled, picture
 from labkit.view.figures import BLUE, ORANGE, POINTS, Picture, plain_axes, png
 from labkit.view.heatmap import COLOURS, MOST_POSITIONS, heatmap
 from labkit.view.letters import visible
@@ -49,9 +49,7 @@ class LayerExplorer(Explorer):
                               min=0, max=0, value=0)  # fmt: skip
         self.place = labelled(widgets.IntSlider, "Position", "Whose layers the table shows", "labkit-position",
                               min=0, max=0, value=0)  # fmt: skip
-        layout = lambda: widgets.Layout(max_width="100%", object_fit="contain", min_height="160px")  # noqa: E731
-        self.image = widgets.Image(format="png", layout=layout()).add_class("labkit-image")
-        self.curves = widgets.Image(format="png", layout=layout()).add_class("labkit-curves")
+        self.image, self.curves = (picture(f"labkit-{part}", min_height="160px") for part in ("image", "curves"))
         super().__init__(lab, prompt, **how)
         self.pin.layout.display = "none"
 
@@ -97,12 +95,12 @@ class LayerExplorer(Explorer):
             f"behind “{behind}” (position {place}): the last layer's token from layer {found.first_agreeing[place]} on"
         )
         self.table.value = as_html([HEADING, *rows], [note])
-        picture, _ = self.remember(
+        drawn, _ = self.remember(
             ("heat", asked, settings["colour"], first),
             lambda: png(heatmap(found, settings["colour"], first, min(first + MOST_POSITIONS, last + 1))), again,
         )  # fmt: skip
         job.check()
-        self.image.value = picture
+        self.image.value = drawn
         self.curves.value = self.remember(("curves", asked), lambda: png(by_layer(found)), again)[0]
         return found, "cached" if known and not again else ""
 

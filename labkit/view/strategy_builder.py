@@ -8,7 +8,7 @@ from labkit.compare import as_html
 from labkit.drafters import AtMost, EarlyExit, Fallback, Plain, PromptLookup, Union, Window, below
 from labkit.drafters.kv import Full
 from labkit.protocol import Drafter, never
-from labkit.view.explorer import Explorer, labelled
+from labkit.view.explorer import Explorer, labelled, picture
 from labkit.view.figures import png
 from labkit.view.outcome import HEADING, Outcome
 from labkit.view.plots import cost_bars
@@ -70,8 +70,7 @@ class StrategyBuilder(Explorer):
                               max=max(256, max_new_tokens), value=max_new_tokens)  # fmt: skip
         self.code = widgets.HTML().add_class("labkit-code")
         self.strip = widgets.HTML(layout=widgets.Layout(min_height="140px")).add_class("labkit-strip")
-        self.image = widgets.Image(format="png", layout=widgets.Layout(max_width="100%", object_fit="contain",
-                                                                       min_height="160px"))  # fmt: skip
+        self.image = picture("labkit-image", min_height="160px")
         self.ablation: list[Outcome] = []
         super().__init__(lab, prompt, **how)
 
@@ -124,7 +123,7 @@ class StrategyBuilder(Explorer):
             if drafter is whole:
                 self.strip.value = strip(out)._repr_html_()
         named = {outcome.name: outcome.generation for outcome in [*found, Outcome(settings, plain, plain)]}
-        picture = png(cost_bars(named))
+        drawn = png(cost_bars(named))
         job.check()
-        self.image.value, self.ablation = picture, found[1:]
+        self.image.value, self.ablation = drawn, found[1:]
         return found[0], "cached" if all_known and not again else ""
