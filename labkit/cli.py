@@ -22,7 +22,10 @@ from labkit.protocol import Drafter
 from labkit.shipped import data_folder
 from labkit.training.command import add_recipes
 
-DEMO = ("arithmetic-01", "code-01", "editing-01")
+DEMO = {True: ("arithmetic-01", "code-01", "editing-01"), False: ("completion-01", "completion-04", "completion-07")}
+"""The prompts of a demo, for a model that chats, and for one that only goes on with a text."""
+DRAFTS = {"tiny": ("EarlyExit(4, max_draft=3)", "Heads('tiny/mlp-speculator')", "PromptLookup()")}
+"""The strategies of a demo on a model that comes with drafts of its own."""
 
 
 def prompt_sets() -> dict[str, Path]:
@@ -50,6 +53,16 @@ def read_prompt_files(names: Sequence[str]) -> list[dict[str, str]]:
     return found
 
 
+def chats(lab: Lab) -> bool:
+    """Whether the target has a chat template; else prompts are texts for it to go on with."""
+    return getattr(lab.tokenizer, "chat_template", None) is not None
+
+
+def fitting_sets(lab: Lab) -> list[str]:
+    """The shipped sets for such a target: instructions for one that chats, else beginnings of texts."""
+    return [name for name in prompt_sets() if (name == "completion") != chats(lab)]
+
+
 def _prompt(path: Path, number: int, line: str) -> dict[str, str]:
     try:
         read = json.loads(line)
@@ -73,7 +86,7 @@ def as_ids(lab: Lab, prompts: Sequence[dict[str, str]]) -> list[list[int]]:
     """Prompts as rows of ids, through the chat template where there is one."""
     from labkit.prompts import read_prompts
 
-    chat = getattr(lab.tokenizer, "chat_template", None) is not None
+    chat = chats(lab)
     texts: list[Any] = [[{"role": "user", "content": p["prompt"]}] if chat else p["prompt"] for p in prompts]
     return read_prompts(texts, None, lab.tokenizer, lab.backbone.vocab).rows
 
@@ -87,7 +100,8 @@ def demo(args: argparse.Namespace) -> None:
     lab = load(args.model, device=args.device, dtype=args.dtype)
     from labkit.view import demo_picture
 
-    wanted = [p for p in read_prompt_files([]) if p["id"] in DEMO]
+    wanted = [p for p in read_prompt_files([]) if p["id"] in DEMO[chats(lab)]]
+    args.drafters = args.drafters or DRAFTS.get(args.model, ())
     exit = max(1, lab.backbone.depth * 4 // 5)
     drafters = read_drafters(args, lab) or [EarlyExit(exit, max_draft=2), PromptLookup()]
     comparison = lab.compare(as_ids(lab, wanted), drafters, max_new_tokens=args.max_new_tokens)
@@ -117,7 +131,7 @@ def generate(args: argparse.Namespace) -> None:
         raise LabkitError(f"generate takes one --drafter and got {len(args.drafters)}; labkit bench compares several")
     drafter = next(iter(read_drafters(args, lab)), None)
     prompt: Any = args.prompt
-    if not args.raw and getattr(lab.tokenizer, "chat_template", None) is not None:
+    if not args.raw and chats(lab):
         prompt = [{"role": "user", "content": args.prompt}]
     options = {name: getattr(args, name) for name in ("temperature", "top_k", "top_p", "exit_layers", "seed")}
     if args.early_exit is not None:
@@ -143,7 +157,8 @@ def run_bench(args: argparse.Namespace) -> None:
     file = _writable(args.json)
     lab = load(args.model, device=args.device, dtype=args.dtype)
     drafters = read_drafters(args, lab)
-    prompts = [prompt for name in args.prompts or prompt_sets() for prompt in read_prompt_files([name])[: args.per_set]]
+    sets = args.prompts or fitting_sets(lab)
+    prompts = [prompt for name in sets for prompt in read_prompt_files([name])[: args.per_set]]
     result = bench(
         lab,
         as_ids(lab, prompts),
@@ -185,7 +200,7 @@ def depths(text: str) -> tuple[int, ...]:
 
 def add_target(add: Callable) -> None:
     """The options that say which model is loaded, where and how."""
-    add("--model", default="smollm2-135m", help="a shipped name, a folder or a hub id (default: %(default)s)")
+    add("--model", default="tiny", help="a shipped name, a folder or a hub id (default: %(default)s)")
     add("--device", help="cpu, cuda or cuda:1 (default: cuda where there is one)")
     add("--dtype", help=f"{', '.join(DTYPES)} (default: bfloat16 on cuda, else float32)")
 
@@ -210,7 +225,7 @@ def parser() -> argparse.ArgumentParser:
         "\"Heads('folder')\", \"EarlyExit(2, adapter='folder')\""
     )
     several: dict[str, Any] = {"nargs": "+", "action": "extend"}
-    fifths = "EarlyExit at four fifths of the layers and PromptLookup"
+    fifths = "those that come with the model, else EarlyExit at four fifths of the layers and PromptLookup"
     add = command("demo", demo, "a few prompts, several strategies, a table and a picture",
                   several | {"help": f"strategies, {written} (default: {fifths})"}).add_argument  # fmt: skip
     add("--picture", default="labkit-demo.png", help="the .png, .svg or .pdf to write (default: %(default)s)")
@@ -229,7 +244,12 @@ def parser() -> argparse.ArgumentParser:
     add("--json", action="store_true", help="print text, tokens, settings and figures as JSON")
     add = command("bench", run_bench, "speed against plain, the ideal, and transformers' generate",
                   several | {"help": f"strategies, {written} (default: Plain alone)"}).add_argument  # fmt: skip
-    add("--prompts", nargs="+", metavar="SET", help="shipped sets or JSONL files (default: all shipped sets)")
+    add(
+        "--prompts",
+        nargs="+",
+        metavar="SET",
+        help="shipped sets or JSONL files (default: the sets that suit the model)",
+    )
     add("--per-set", type=int, default=2, help="prompts taken from each set (default: %(default)s)")
     add("--repeats", type=int, default=1, help="runs of each prompt (default: %(default)s)")
     add("--json", metavar="FILE", help="write the figures to this file too (default: none)")

@@ -151,7 +151,7 @@ def check_rule(rule: Any, name: str) -> None:
 
 def lent(x: Tensor) -> Tensor:
     """A copy for a rule, which may write into what it is shown: the states and tokens of the run stay as they are."""
-    return x.to(x.dtype, copy=True)
+    return x.clone()
 
 
 def check_depths(layers: Any, depth: int, name: str = "layers") -> tuple[int, ...]:

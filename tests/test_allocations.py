@@ -1,6 +1,7 @@
 """A round makes nothing that grows."""
 
 import copy
+import inspect
 from collections import Counter
 from pathlib import Path
 
@@ -12,25 +13,37 @@ from waiting import caller
 
 import labkit
 from labkit import Plain
+from labkit.exits import lent
 from labkit.lab import _Run
 
 LABKIT = str(Path(labkit.__file__).parent)
 
 
+LENT = (inspect.getsourcefile(lent), inspect.getsourcelines(lent)[1] + len(inspect.getsourcelines(lent)[0]) - 1)
+
+
 class Allocations(TorchFunctionMode):
-    """Per round: the largest result of every cat in labkit's own frames, and the clones there."""
+    """Per round: the largest result of every cat in labkit's own frames, and the copies there but those lent to rules.
+
+    A rule is lent the states, or the law, of one token of each row at a time: `lent` is the largest of those.
+    """
 
     def __init__(self):
         super().__init__()
-        self.cats, self.clones = [Counter()], []
+        self.cats, self.clones, self.lent = [Counter()], [], 0
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         out, name = func(*args, **(kwargs or {})), getattr(func, "__name__", "")
-        if name in ("cat", "concat", "stack", "hstack", "vstack", "clone", "deepcopy", "__deepcopy__", "resize_"):
+        copied = name in ("clone", "deepcopy", "__deepcopy__", "resize_") or (
+            name == "to" and (kwargs or {}).get("copy")
+        )
+        if copied or name in ("cat", "concat", "stack", "hstack", "vstack"):
             where = caller()
             if where[0].startswith(LABKIT):
-                if name in ("cat", "concat", "stack", "hstack", "vstack"):
+                if not copied:
                     self.cats[-1][where] = max(self.cats[-1][where], out.numel())
+                elif where == LENT:
+                    self.lent = max(self.lent, out.numel())
                 else:
                     self.clones.append((name, *where))
         return out
@@ -57,7 +70,8 @@ def test_nothing_grows(monkeypatch, strategy):
             held = [x for layer in layers for x in (layer.keys, layer.values)] + taps + [run.session.tokens]
             pointers.append([(x.data_ptr(), x.shape) for x in held])
             assert full or run.stop.max_room <= drafter.nodes + 1
-    assert copied == [] and mode.clones == []
+    width = max(lab.backbone.width, lab.backbone.vocab)
+    assert copied == [] and mode.clones == [] and mode.lent <= len(PROMPTS) * width
     assert all(there == pointers[0] for there in pointers)
     first = mode.cats[1]
     if strategy != "trees":  # a random tree has another depth in each round, and its packet another size

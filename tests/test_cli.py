@@ -7,6 +7,7 @@ import logging
 import re
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import families
 import pytest
@@ -26,32 +27,41 @@ def run(capsys, *words):
     return code, out.out, out.err
 
 
-@pytest.mark.smollm2
-def test_demo(capsys, tmp_path):
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        ((), ("EarlyExit(exit=4", "Heads(MLPSpeculator", "PromptLookup(", "[completion-01]")),
+        pytest.param(
+            ("--model", "smollm2-135m"), ("EarlyExit(exit=24", "PromptLookup(", "[code-01]"), marks=pytest.mark.smollm2
+        ),
+    ],
+    ids=["tiny", "smollm2"],
+)
+def test_demo(capsys, tmp_path, model, said):
     picture = tmp_path / "demo.png"
-    code, out, _ = run(capsys, "demo", "--max-new-tokens", "6", "--picture", str(picture))
+    code, out, _ = run(capsys, "demo", *model, "--max-new-tokens", "6", "--picture", str(picture))
     assert code == 0 and picture.read_bytes().startswith(b"\x89PNG")
-    for words in ("strategy", "same text", "Plain()", "PromptLookup(", "EarlyExit(exit=24", str(picture), "[code-01]"):
+    for words in ("strategy", "same text", "Plain()", str(picture), *said):
         assert words in out
-    code, out, _ = run(capsys, "demo", "--max-new-tokens", "4", "--picture", str(picture), "--json")
+    code, out, _ = run(capsys, "demo", *model, "--max-new-tokens", "4", "--picture", str(picture), "--json")
     found = json.loads(out)
-    assert code == 0 and [e["same_text"] for e in found["entries"]] == ["yes"] * 3 and found["machine"]["torch"]
+    assert code == 0 and {e["same_text"] for e in found["entries"]} == {"yes"} and found["machine"]["torch"]
+    assert len(found["entries"]) == len(said)
 
 
 @pytest.mark.smollm2
 def test_generate(capsys):
     code, out, _ = run(
         capsys, "generate", "What is the capital of France?", "--drafter", "DraftModel('smollm2-135m', max_draft=2)",
-        "--max-new-tokens", "8",
+        "--max-new-tokens", "8", "--model", "smollm2-135m",
     )  # fmt: skip
     assert code == 0 and "The capital of France is Paris" in out and "100% of" in out
-    code, out, _ = run(capsys, "generate", "Once upon", "--raw", "--temperature", "0.8", "--seed", "3",
+    code, out, _ = run(capsys, "generate", "Once upon", "--model", "smollm2-135m", "--raw", "--temperature", "0.8", "--seed", "3",
                        "--early-exit", "29", "--max-new-tokens", "4", "--json")  # fmt: skip
     found = json.loads(out)
     assert code == 0 and len(found["tokens"][0]) == 4 and not found["lossless"] and found["settings"]["seed"] == 3
 
 
-@pytest.mark.smollm2
 def test_bench(capsys, tmp_path, monkeypatch, caplog):
     file, steps = tmp_path / "bench.json", []
     monkeypatch.setattr("labkit.cli.tqdm", lambda given, **how: steps.extend(given) or iter(steps))
@@ -60,14 +70,13 @@ def test_bench(capsys, tmp_path, monkeypatch, caplog):
 
     utils.logger.warning_once.cache_clear()
     code, out, err = run(
-        capsys, "bench", "--drafters", "EarlyExit(24, max_draft=2)", "PromptLookup()", "--prompts", "editing",
-        "--per-set", "1", "--max-new-tokens", "6", "--json", str(file),
+        capsys, "bench", "--drafters", "EarlyExit(4, max_draft=2)", "PromptLookup()", "--device", "cpu", "--per-set", "1", "--max-new-tokens", "6", "--json", str(file),
     )  # fmt: skip
     found = json.loads(file.read_text())
     names = [row["name"] for row in found["rows"]]
     assert code == 0 and "transformers generate" in names and "eta" in out and len(steps) == 1
     assert not err and "generation_config" not in caplog.text
-    assert "transformers assistant_early_exit=24, num_assistant_tokens=2" in names
+    assert "transformers assistant_early_exit=4, num_assistant_tokens=2" in names
     assert all(row["same_text"] == 1 for row in found["rows"]) and found["command"].startswith("labkit bench")
     exit = next(row for row in found["rows"] if row["name"].startswith("EarlyExit"))
     assert "noise" in out or all(row.get("loop_efficiency", 0) <= 1 for row in found["rows"])
@@ -87,18 +96,22 @@ def test_refusals(capsys, words, message):
     assert code == 2 and message in err and not out
 
 
-def test_a_bench_takes_prompts_of_all_shipped_sets(monkeypatch):
-    seen = []
+@pytest.mark.parametrize("template", [None, "{{ messages }}"], ids=["goes on", "chats"])
+def test_a_bench_takes_prompts_of_the_shipped_sets_that_suit(monkeypatch, template):
+    seen, lab = [], SimpleNamespace(tokenizer=SimpleNamespace(chat_template=template))
 
     def stop(lab, prompts, *args, **kwargs):
         seen.extend(prompts)
         raise LabkitError("enough")
 
-    for name, instead in (("load", lambda *a, **k: None), ("as_ids", lambda lab, prompts: prompts), ("bench", stop)):
+    for name, instead in (("load", lambda *a, **k: lab), ("as_ids", lambda lab, prompts: prompts), ("bench", stop)):
         monkeypatch.setattr(cli, name, instead)
     assert cli.main(["bench", "--per-set", "2"]) == 2
-    assert [prompt["task"] for prompt in seen] == [name for name in cli.prompt_sets() for _ in range(2)]
-    assert len(cli.prompt_sets()) == 7
+    found = list(dict.fromkeys(prompt["task"] for prompt in seen))
+    assert len(seen) == 2 * len(found) and found == sorted(
+        set(cli.prompt_sets()) - {"completion"} if template else found
+    )
+    assert len(found) == (7 if template else 1)
 
 
 def test_the_bar_of_a_bench_is_for_terminals(capsys):
@@ -142,7 +155,6 @@ def test_places_are_asked_for_before_the_work(capsys, tmp_path, words, monkeypat
     assert words[0] != "demo" or run(capsys, *words, str(tmp_path / "x.foo"))[0] == 2
 
 
-@pytest.mark.smollm2
 @pytest.mark.parametrize(
     ("drafter", "message"),
     [
@@ -180,7 +192,7 @@ def test_every_option_is_explained_with_its_default():
     assert {("demo", "drafters"), ("bench", "drafters"), ("generate", "drafters")} <= found
     assert ("train layerskip", "compile") in found
     shown = run_help("generate")
-    assert "(default: smollm2-135m)" in shown and "(default: 64)" in shown
+    assert "(default: tiny)" in shown and "(default: 64)" in shown
 
 
 def run_help(command):

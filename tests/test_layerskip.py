@@ -13,6 +13,7 @@ from torch.nn.functional import cross_entropy
 import labkit
 from labkit import EarlyExit, LabkitError, Plain, data
 from labkit.data import Corpus, Document
+from labkit.heads.trained import model_hash
 from labkit.replay import ahead, replay_rounds
 from labkit.training import layerskip as recipe
 from labkit.training.early_exit_loss import LayerSkip, Rows, judge
@@ -254,9 +255,15 @@ def test_a_given_model_goes_on_learning(trained, tmp_path):
     assert not all(torch.equal(value, weights[more.result][name]) for name, value in weights[given].items())
     assert more.last["loss_3"] < trained.last["loss_3"] < still.last["loss_3"] + 0.05
     assert (more.result / "tokenizer.json").read_bytes() == (given / "tokenizer.json").read_bytes()
+    start = json.loads((more.folder / "config.json").read_text())["start"]
+    assert start == model_hash(labkit.load(str(given))) != model_hash(labkit.load(str(more.result)))
     with pytest.raises(LabkitError, match="not of a training run"):
         layerskip(given, **SMALL, model=str(given))
     assert files(given) == before
+    shutil.rmtree(given)
+    shutil.copytree(more.result, given)
+    with pytest.raises(LabkitError, match="start"):
+        layerskip(still.folder, **SMALL, model=str(given), lr=1e-12)
 
 
 def test_the_same_seed_makes_the_same_model(tmp_path, trained):

@@ -4,8 +4,6 @@ import json
 import re
 from pathlib import Path
 
-import pytest
-
 from labkit.bench import report
 
 README = (Path(__file__).parent.parent / "README.md").read_text()
@@ -23,7 +21,6 @@ def without_speeds(text):
     return re.sub(r" +[\d.]+ +[\d.]+x", " #", text).strip()
 
 
-@pytest.mark.smollm2
 def test_example_prints_what_it_says(capsys):
     exec(compile(BLOCKS[0], "README.md", "exec"), {})
     (said,) = re.findall(r"<!-- output -->\n```text\n(.*?)```", README, re.S)

@@ -1,6 +1,7 @@
 """LayerSkip: a causal LM whose early layers predict through the one head (2404.16710)."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -8,6 +9,7 @@ import transformers as hf
 
 from labkit import data
 from labkit.errors import LabkitError
+from labkit.heads.trained import model_hash
 from labkit.loading import choose_device, choose_dtype, load_model
 from labkit.training.early_exit_loss import LayerSkip, Rows, judge
 from labkit.training.fit import Schedule, Trained, fit
@@ -103,11 +105,13 @@ def layerskip(
             pad_token_id=tokenizer.pad_token_id,
         )  # fmt: skip
         made: Any = hf.LlamaForCausalLM(hf.LlamaConfig(**shape))
+        start = None
         tokenizer.model_max_length = length
     else:
         made, tokenizer = load_model(model, device="cpu", dtype=torch.float32)
         if tokenizer is None:
             raise LabkitError(f"{model!r} has no tokenizer; give one that save_pretrained wrote next to the model")
+        start = model_hash(SimpleNamespace(model=made))
     learn, kept = train.rows(tokenizer, length), rest.rows(tokenizer, length)[:eval_rows]
     module = LayerSkip(
         made, steps=steps, dropout=dropout, exit_scale=exit_scale, exit_floor=exit_floor, focus=focus,
@@ -125,8 +129,8 @@ def layerskip(
         tokenizer.save_pretrained(folder)
 
     settings = dict(
-        recipe="layerskip", model=model, corpus=train.hash, length=length, layers=layers, width=width, heads=heads,
-        kv_heads=kv_heads, inner=inner, vocab=vocab, dropout=dropout, exit_scale=exit_scale,
+        recipe="layerskip", model=model, start=start, corpus=train.hash, length=length, layers=layers, width=width,
+        heads=heads, kv_heads=kv_heads, inner=inner, vocab=vocab, dropout=dropout, exit_scale=exit_scale,
         exit_floor=exit_floor, focus=focus, distill=distill, rotation=rotation, exits=exits, dtype=str(computed),
     )  # fmt: skip
     known = {
