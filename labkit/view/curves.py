@@ -8,6 +8,8 @@ from labkit.errors import LabkitError
 from labkit.view.figures import BLUE, POINTS, Picture, plain_axes
 
 KNOWN = ("step", "tokens", "seconds")
+WHOLE = ("loss", "tokens_per_round")
+"""Figures that are no shares."""
 
 
 def curves(trained: Any, figure: str = "tokens_per_round") -> Picture:
@@ -26,12 +28,15 @@ def curves(trained: Any, figure: str = "tokens_per_round") -> Picture:
     steps, losses = zip(*((row["step"], row["loss"]) for row in rows if "loss" in row), strict=True)
     axes.plot(steps, losses, color=BLUE, marker="o", ms=4)
     axes.set_xlim(left=0)
-    axes = plain_axes(picture, "steps", f"{figure.replace('_', ' ')}, held-out text", 122)
+    unit = "" if figure in WHOLE else ", share of places"
+    axes = plain_axes(picture, "steps", f"{figure.replace('_', ' ')}{unit} (held out)", 122)
     for at, name in enumerate(names):
         steps, values = zip(*((row["step"], row[name]) for row in rows if name in row), strict=True)
         colour = colormaps["viridis"](0.85 * at / max(1, len(names) - 1))
         axes.plot(steps, values, color=colour, marker="osD^"[at % 4], ms=4, label=name.replace("_", " "))
     axes.set_xlim(left=0)
+    if unit:
+        axes.set_ylim(bottom=0)
     if len(names) > 1:
         axes.legend(fontsize=POINTS - 1, frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
     return picture

@@ -52,24 +52,23 @@ def speedup(surface: Any, measured: Any = None, caption: str = "", max_drafts: A
         tables["bound"] = bounded.assign(bound=(1 - alpha ** (bounded["max_draft"] + 1)) / (1 - alpha) / cost)
     known = sorted(set(tables["replayed"]["max_draft"]))
     shown = list(max_drafts or known[:: max(1, -(-len(known) // len(LOOKS)))])[: len(LOOKS)]
-    figure, key = Picture(8.4, 4.0), {}
+    figure, kinds = Picture(8.4, 4.0), {}
     axes = plain_axes(figure, "exit layer (layers run for a draft)", "speed-up over plain decoding, times")
     for (colour, mark), length in zip(LOOKS, shown, strict=False):
-        key[f"γ = {length}"] = Line2D([], [], color=colour, marker=mark, ls="none")
         parts = {name: t[t["max_draft"] == length].astype({"exit_layer": int}) for name, t in tables.items()}
         best = parts["replayed"].groupby("exit_layer")["predicted_speedup"].max()
         axes.plot(
             best.index, best, color=colour, marker=mark, mfc="white", ms=5, lw=1.2, label=f"γ = {length}, replayed"
         )
-        key["replayed"] = Line2D([], [], color=GREY, marker="o", mfc="white", lw=1.2)
+        kinds["replayed"] = Line2D([], [], color=GREY, marker="o", mfc="white", lw=1.2)
         if len(real := parts.get("measured", ())):
             middle = real["speedup"]
             axes.errorbar(real["exit_layer"], middle, [middle - real["speedup_q1"], real["speedup_q3"] - middle],
                           fmt=mark, color=colour, capsize=3, ms=7, label=f"γ = {length}, measured")  # fmt: skip
-            key["measured (median, quartiles)"] = Line2D([], [], color=GREY, marker="o", ls="none")
+            kinds["measured (median, quartiles)"] = Line2D([], [], color=GREY, marker="o", ls="none")
         if len(line := parts.get("bound", ())):
             axes.plot(line["exit_layer"], line["bound"], color=colour, ls="--", lw=1, label=f"γ = {length}, bound")
-            key["bound from α, c, v"] = Line2D([], [], color=GREY, ls="--", lw=1)
+            kinds["bound from α, c, v"] = Line2D([], [], color=GREY, ls="--", lw=1)
     axes.axhline(1, color="black", lw=0.9)
     low, high = axes.get_ylim()
     low, high = max(0.0, min(low, 0.8)), max(high, 1.2)
@@ -77,6 +76,8 @@ def speedup(surface: Any, measured: Any = None, caption: str = "", max_drafts: A
     axes.annotate("slower", (0.01, 0.02), xycoords="axes fraction", fontsize=POINTS, color=GREY)
     axes.set_ylim(low, high)
     axes.xaxis.get_major_locator().set_params(integer=True)
+    lengths = zip(LOOKS, shown, strict=False)
+    key = {f"γ = {length}": Line2D([], [], color=c, marker=m, ls="none") for (c, m), length in lengths} | kinds
     figure.legend(key.values(), key.keys(), loc="outside right upper", fontsize=POINTS - 1, frameon=False)
     if caption:
         axes.set_title(textwrap.fill(caption, 76), fontsize=POINTS - 1, loc="left", color=GREY, parse_math=False)
