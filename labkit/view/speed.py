@@ -80,5 +80,5 @@ def speedup(surface: Any, measured: Any = None, caption: str = "", max_drafts: A
     key = {f"γ = {length}": Line2D([], [], color=c, marker=m, ls="none") for (c, m), length in lengths} | kinds
     figure.legend(key.values(), key.keys(), loc="outside right upper", fontsize=POINTS - 1, frameon=False)
     if caption:
-        axes.set_title(textwrap.fill(caption, 76), fontsize=POINTS - 1, loc="left", color=GREY, parse_math=False)
+        axes.set_title(textwrap.fill(caption, 84), fontsize=POINTS - 1, loc="left", color=GREY, parse_math=False)
     return figure

@@ -61,7 +61,8 @@ new_tokens = 32 if QUICK else 96
 # - **Kangaroo's adapter**: one attention layer on the states of an exit layer.
 #
 # They belong to one model: `tiny` has some that come with labkit. For another model they are first trained here for a
-# few steps, so that everything below runs, with drafts that are not good yet.
+# few steps (with SmolLM2 that takes minutes on a CPU), so that everything below runs, with drafts that are not good
+# yet.
 
 # %%
 steps = 20 if QUICK else 100
