@@ -51,7 +51,7 @@ prompts = [
     "class Point:\n    def __init__(self, x, y):\n        self.x = x\n",
     "import os\nimport sys\n\n\ndef main():\n",
 ][: 1 if QUICK else 3]
-new_tokens = 32 if QUICK else 96
+new_tokens = 32 if QUICK else 64
 
 # %% [markdown]
 # ## Three drafts
@@ -65,7 +65,7 @@ new_tokens = 32 if QUICK else 96
 # yet.
 
 # %%
-steps = 20 if QUICK else 100
+steps = 20 if QUICK else 80
 folder = tempfile.TemporaryDirectory()
 how = dict(corpus="package:asyncio", held_out=0.2, text_rows=4 * steps, length=128, batch=4, lr=0.002)
 how |= dict(eval_rows=8, prompt_tokens=32, new_tokens=48, eval_every=steps // 4, save_every=steps)
