@@ -182,8 +182,8 @@ run = mlp_speculator(lab, Path(folder.name, "mlp-speculator"), text_steps=steps,
 labkit.view.curves(run, "head")
 
 # %% [markdown]
-# On the right, how often each head says the model's own token, on files that it has not learnt from. The later the
-# head, the harder its task. The heads are a folder, and load like any others:
+# On the right, how often each head says the model's own token, on files that it has not learnt from; it is told the
+# tokens before, which in a run it has to guess. The heads are a folder, and load like any others:
 
 # %%
 brief = labkit.load_heads(run.result, lab)
