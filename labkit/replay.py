@@ -155,20 +155,21 @@ class Replay:
                 for threshold in thresholds:
                     if threshold is not None and not isinstance(source, int):
                         continue
-                    run = self.rounds(source, most, threshold)
+                    run, (c, v) = self.rounds(source, most, threshold), _cost(costs, source, most, most)
                     found.append({
                         "exit_layer": source if isinstance(source, int) else None, "max_draft": most,
                         "threshold": threshold, "tokens_per_round": run.tokens_per_round, "alpha": run.alpha,
                         "predicted_speedup": _speedup(run, costs, source, most), "source": str(source),
-                        "estimate": threshold is not None,
+                        "estimate": threshold is not None, "c": c, "v": v,
                     })  # fmt: skip
         return found
 
     def surface(self, costs: Costs, **grid: Any) -> Any:
         """A table of the predicted speed-up over plain decoding at every source, max_draft and threshold.
 
-        costs: see Costs. grid: thresholds, max_drafts, to choose from. The speed-up is tokens / (drafted tokens x c +
-        verifications x v), in plain steps; a round without a draft is one plain step. See theory.md.
+        costs: see Costs; c and v are those of a whole draft. grid: thresholds, max_drafts, to choose from. The speed-up
+        is tokens / (drafted tokens x c + verifications x v), in plain steps; a round without a draft is one plain step.
+        See theory.md.
         """
         kinds = {"exit_layer": "Int64", "threshold": "float64"}
         return pandas().DataFrame(self.lines(costs, **grid)).astype(kinds)

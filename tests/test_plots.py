@@ -10,7 +10,7 @@ import torch
 
 import labkit
 from labkit import EarlyExit, LabkitError, Plain
-from labkit.view import acceptance, cost_bars, heatmap, pareto, speedup
+from labkit.view import acceptance, cost_bars, curves, heatmap, pareto, speedup
 from labkit.view.heatmap import COLOURS, drawable
 from labkit.view.plots import by_position, costs, wilson
 
@@ -112,19 +112,57 @@ def test_speedup_tells_replayed_from_measured():
     )
     measured = pd.DataFrame(
         [(2, 1, 0.8, 0.7, 0.95, 0.6, 0.3, 1.1)],
-        columns="exit_layer max_draft speedup speedup_low speedup_high alpha c v".split(),
+        columns="exit_layer max_draft speedup speedup_q1 speedup_q3 alpha c v".split(),
     )
     figure = checked(speedup(surface, measured, "cpu, float32, $1$ thread"))
     [axes] = figure.axes
     lines = {line.get_label(): line for line in axes.lines}
     assert lines["γ = 1, replayed"].get_ydata().tolist() == pytest.approx([0.65, 0.75, 0.85])
-    assert lines["γ = 1, bound from α, c, v"].get_ydata().tolist() == pytest.approx([1.6 / 1.4])
+    assert lines["γ = 1, bound"].get_ydata().tolist() == pytest.approx([1.6 / 1.4])
     assert lines["γ = 1, replayed"].get_markerfacecolor() == "white" and any(
         t.get_text() == "slower" for t in axes.texts
     )
-    assert "γ = 1, measured (median, quartiles)" in [text.get_text() for text in figure.legends[0].get_texts()]
+    assert {"γ = 1", "replayed", "measured (median, quartiles)", "bound from α, c, v"} <= {
+        text.get_text() for text in figure.legends[0].get_texts()
+    }
     with pytest.raises(LabkitError, match="no column 'predicted_speedup'"):
         speedup(measured)
+
+
+def test_speedup_takes_what_replay_and_sweep_give(recwarn):
+    lab, lengths = letters.lab(), (1, 3)
+    plain = lab.generate(letters.TEXTS[0], max_new_tokens=14)
+    surface = labkit.replay(lab, plain, max_draft=3).surface(lambda source, length: (0.4, 1.1), thresholds=[None, 0.5])
+    grid = [EarlyExit(e, k) for e in (1, 3) for k in lengths] + [labkit.PromptLookup(max_draft=3)]
+    measured = labkit.sweep(lab, letters.TEXTS[0], grid, max_new_tokens=14, repeats=2).to_pandas()
+    assert measured.exit_layer.isna().sum() == 2 and surface.exit_layer.isna().any()  # plain decoding and n-grams
+    [axes] = checked(speedup(surface, measured, max_drafts=lengths)).axes
+    dots = {box.get_label(): box.lines[0].get_xydata().tolist() for box in axes.containers}
+    lines = {line.get_label(): line.get_xydata().tolist() for line in axes.lines}
+    for length in lengths:
+        real = measured[(measured.max_draft == length) & measured.exit_layer.notna()]
+        assert dots[f"γ = {length}, measured"] == real[["exit_layer", "speedup"]].to_numpy(float).tolist()
+        part = surface[(surface.max_draft == length) & surface.exit_layer.notna()]
+        best = part.groupby("exit_layer").predicted_speedup.max()
+        assert [y for _, y in lines[f"γ = {length}, replayed"]] == best.tolist()
+        whole = part[part.threshold.isna()]
+        bound = [sum(a**k for k in range(length + 1)) / (length * 0.4 + 1.1) for a in whole.alpha]
+        assert [y for _, y in lines[f"γ = {length}, bound"]] == pytest.approx(bound, rel=1e-6)
+    assert not recwarn.list, recwarn.list[0].message
+
+
+def test_curves_of_a_run():
+    rows = [{"step": s, "tokens": 8 * s, "seconds": s / 2, "loss": 9 - s / 10} for s in (10, 20, 25)]
+    for at, step in enumerate((12, 25), 1):
+        judged = {"head_1": 0.2 * at, "head_2": 0.1 * at, "alpha": 0.3, "tokens_per_round": 1 + at}
+        rows.append({"step": step, "tokens": 8 * step, "seconds": step / 2, **judged})
+    loss, heads = checked(curves(SimpleNamespace(curves=rows), "head")).axes
+    assert loss.lines[0].get_xydata().tolist() == [[10, 8], [20, 7], [25, 6.5]]
+    assert {line.get_label(): line.get_xydata().tolist() for line in heads.lines} == {
+        "head 1": [[12, 0.2], [25, 0.4]], "head 2": [[12, 0.1], [25, 0.2]]}  # fmt: skip
+    assert checked(curves(rows)).axes[1].lines[0].get_ydata().tolist() == [2, 3]
+    with pytest.raises(LabkitError, match="evaluations of this run have loss, head_1, head_2, alpha"):
+        curves(rows, "agree")
 
 
 NASTY = ["$x$", "\n    ", "漢字", "<b>", "e\u0301", "\0", "שלום", "👩‍👩‍👧", "averylongtoken", ""]

@@ -174,6 +174,7 @@ def test_surface_and_best():
         run = found.rounds(source, line["max_draft"], threshold)
         assert (line["tokens_per_round"], line["alpha"]) == (run.tokens_per_round, run.alpha)
         c, v = costs.get((source, line["max_draft"]), costs[source])
+        assert (line["c"], line["v"]) == (c, v)
         steps = sum(d * c + (v if d else 1) for d in run.drafted)
         if source != "ngram":
             assert line["predicted_speedup"] == pytest.approx(COUNT / steps) and line["estimate"] == (

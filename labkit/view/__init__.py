@@ -3,6 +3,7 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from labkit.view.curves import curves
 from labkit.view.heatmap import heatmap
 from labkit.view.picture import demo_picture, token_strip
 from labkit.view.plots import acceptance, cost_bars, pareto
@@ -20,6 +21,7 @@ __all__ = [
     "StrategyBuilder",
     "acceptance",
     "cost_bars",
+    "curves",
     "demo_picture",
     "exit_layer",
     "heatmap",

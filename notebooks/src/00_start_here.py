@@ -61,8 +61,9 @@ drafted = lab.generate(prompt, labkit.EarlyExit(exit_layer, max_draft=4), max_ne
 drafted
 
 # %% [markdown]
-# The text is the same, and it took fewer rounds. A *round* is one draft and one check; it always adds one token of the
-# model's own, so that it never gives less than plain decoding.
+# The text is the same, and with `tiny` it took fewer rounds. A *round* is one draft and one check; it always adds one
+# token of the model's own, so that it never gives less than plain decoding. (The early layers of an ordinary model,
+# such as SmolLM2, are hardly ever right; then the rounds are as many. Notebook 01 looks for a better exit.)
 #
 # ## What happened, token by token
 #
@@ -104,6 +105,6 @@ explorer
 # Notebook 01 goes on from here.
 
 # %%
-assert drafted.tokens == plain.tokens, "the draft changed the text"
+assert not any("DIFFERENT" in entry.same_text for entry in table.entries), "a draft changed the text"
 print(f"The same {drafted.new_tokens} tokens in {len(drafted.rounds)} rounds instead of {len(plain.rounds)}.")
 print("00_start_here: done")

@@ -55,9 +55,11 @@ explorer
 #
 # ## By measurement
 #
-# All exits in one table, on a few prompts, each in turn with plain decoding.
+# All exits in one table, on a few prompts, each in turn with plain decoding. Two runs at once would disturb each other,
+# so the explorer's comes to its end first.
 
 # %%
+outcome = explorer.wait(300)
 depth = lab.backbone.depth
 exits = range(2, depth, 4 if QUICK else max(1, depth // 12))
 prompts = [prompt, 'def read_lines(path):\n    """Return the lines of a file."""\n'][: 1 if QUICK else 2]
@@ -87,8 +89,7 @@ measured.round(2)
 
 # %%
 best = measured["speed-up"].idxmax()
-outcome = explorer.wait(60)
-assert all(entry.same_text == "yes" for entry in table.entries), "a draft changed the text"
+assert not any("DIFFERENT" in entry.same_text for entry in table.entries), "a draft changed the text"
 print(
     f"Best of the exits measured: layer {best} of {depth}, {measured.loc[best, 'speed-up']:.2f} times plain decoding."
 )

@@ -35,9 +35,19 @@ QUICK = os.environ.get("LABKIT_QUICK") == "1"
 # %%
 lab = labkit.load(MODEL, device=DEVICE)
 prompt = 'def parse_args(argv=None):\n    """Parse the command line."""\n    parser = argparse.ArgumentParser('
-out = lab.generate(
-    prompt, labkit.EarlyExit(lab.backbone.depth * 5 // 12, max_draft=4), max_new_tokens=48 if QUICK else 160
-)
+new_tokens = 48 if QUICK else 160
+
+# %% [markdown]
+# ## A draft to look at
+#
+# The exit should be right often, but not always: the first layer whose guesses are accepted with a chance of one half.
+# One pass over the plain text tells which one that is.
+
+# %%
+told = labkit.replay(lab, lab.generate(prompt, max_new_tokens=new_tokens), ngram=False, max_draft=4)
+exit_layer = next((e for e in told.sources if told.rounds(e, 4).alpha >= 0.5), told.sources[-1])
+out = lab.generate(prompt, labkit.EarlyExit(exit_layer, max_draft=4), max_new_tokens=new_tokens)
+out
 
 # %% [markdown]
 # ## The text, token by token
@@ -48,26 +58,16 @@ out = lab.generate(
 labkit.view.strip(out)
 
 # %% [markdown]
-# ## By round
+# ## By round, and by place in the draft
 #
-# How many of the drafted tokens were accepted in each round. A mean of two may be two in every round, or none in half
-# of the rounds and four in the others; the second calls for a draft that knows when to stop.
+# On the left, how many of the drafted tokens were accepted in each round. A mean of two may be two in every round, or
+# none in half of the rounds and four in the others; the second calls for a draft that knows when to stop.
+#
+# On the right, the share of judged tokens that was accepted. Only tokens whose predecessors were all accepted are
+# judged, so later places have fewer of them, and wider intervals.
 
 # %%
-rounds = out.to_pandas(level="round")
-rounds.groupby("accepted").size().rename("rounds").to_frame().T
-
-# %% [markdown]
-# ## By place in the draft
-#
-# The share of judged tokens that was accepted. Only tokens whose predecessors were all accepted are judged, so later
-# places have fewer of them.
-
-# %%
-tokens = out.to_pandas(level="token")
-judged = tokens[tokens["kind"].isin(["accepted", "rejected"])]
-places = judged.assign(accepted=judged["kind"] == "accepted").groupby("depth")["accepted"].agg(["mean", "size"])
-places.rename(columns={"mean": "share accepted", "size": "judged"}).round(2)
+labkit.view.acceptance(out)
 
 # %% [markdown]
 # ## The worst tokens
@@ -77,6 +77,8 @@ places.rename(columns={"mean": "share accepted", "size": "judged"}).round(2)
 # wrong.
 
 # %%
+tokens = out.to_pandas(level="token")
+judged = tokens[tokens["kind"].isin(["accepted", "rejected"])]
 rejected = tokens[tokens["kind"] == "rejected"].sort_values("draft_probability", ascending=False)
 worst = rejected[["round", "text", "draft_probability", "target_probability", "target_text"]].head(10)
 worst.round(3)
@@ -89,6 +91,7 @@ worst.round(3)
 
 # %%
 sure = judged.groupby("kind")["draft_probability"].describe()[["count", "mean", "25%", "50%", "75%"]]
+sure = sure.reindex(["accepted", "rejected"])
 sure.round(2)
 
 # %%
