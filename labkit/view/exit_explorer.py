@@ -83,7 +83,7 @@ class ExitLayerExplorer(Explorer):
         plain, _ = self.remember(("plain", asked), lambda: self.measure(job, settings["prompt"], None, options))
         replayed = None
         if isinstance(drafter, EarlyExit) and options["temperature"] == 0 and 0 < exit < lab.backbone.depth:
-            foretold, _ = self.remember(("replay", asked), lambda: Foretold(lab, plain, job.check))
+            foretold, _ = self.remember(("replay", asked), lambda: Foretold(lab, plain))
             replayed = foretold.rounds(exit, max_draft)
             job.check()
             self.table.value = as_html([HEADING, foretold.row(exit, max_draft)], [])
