@@ -108,9 +108,8 @@ def guess(
         count = min(CHUNK, len(ids) - 1 - first)
         states = states_of(session, first, count)
         skip = max(0, begin - 1 - first)  # position begin - 1 says what comes at place begin
-        asked = exits if skip < count else ()
-        final = _law(backbone, states[-1][:, skip:]) if asked else None
-        for exit in asked:
+        final = _law(backbone, states[-1][:, skip:] if exits else states[-1][:, :0])
+        for exit in exits if skip < count else ():
             best = _law(backbone, states[exit][:, skip:]).max(-1)
             p = final.gather(1, best.indices[:, None])[:, 0]
             for part, values in zip(says[exit], (best.indices, best.values, p), strict=True):

@@ -125,6 +125,94 @@ def test_cancel_ends_within_a_second(ex):
     assert "cancelled" in ex.status.value and worker_of(ex.lab).running is None
 
 
+def cancelled_after(ex, seconds, limit_s=1.0):
+    """Presses Cancel; how long it took until the worker did nothing any more."""
+    time.sleep(seconds)
+    assert "running" in ex.status.value and worker_of(ex.lab).running is ex.job
+    began = time.perf_counter()
+    ex.stop.click()
+    assert "cancelled" in ex.status.value  # at once
+    ex.wait(30)
+    assert time.perf_counter() - began < limit_s and ex.history == [] and "cancelled" in ex.status.value
+    ex.close()
+
+
+@pytest.mark.parametrize("kind", ["exit_layer", "layer_explorer", "strategy_builder"])
+def test_cancel_ends_a_long_prefill(kind, lab, monkeypatch):
+    """A model that takes three milliseconds a token and layer range, and a prompt of 900: it is not waited for."""
+    long = labkit.Lab(lab.model, lab.tokenizer)
+    long.backbone.limit = 2000
+    run = type(long.backbone).run
+
+    def slow(self, x, start, stop, *rest):
+        time.sleep(0.003 * x.shape[1])
+        return run(self, x, start, stop, *rest)
+
+    monkeypatch.setattr(type(long.backbone), "run", slow)
+    cancelled_after(getattr(labkit.view, kind)(long, "ab" * 450), 0.3)
+
+
+@pytest.mark.smollm2
+@pytest.mark.parametrize("kind", ["exit_layer", "layer_explorer"])
+@pytest.mark.parametrize("after", [0.5, 1.5])
+def test_cancel_ends_a_long_prefill_of_a_real_model(smollm2, kind, after):
+    cancelled_after(getattr(labkit.view, kind)(smollm2, [*range(1000, 2000)]), after)
+
+
+@pytest.mark.smollm2
+def test_the_replay_of_a_real_model_is_shown_at_once(smollm2):
+    ex = labkit.view.exit_layer(smollm2, "def area(width, height):\n", max_new_tokens=48)
+    ex.wait(120)
+    for exit in (29, 20, 5):
+        seen = []
+        ex.strip.observe(lambda change, seen=seen: seen.append(time.perf_counter()), "value")
+        began = time.perf_counter()
+        ex.exit.value = exit
+        ex.wait(120)
+        ex.strip.unobserve_all()
+        assert seen[0] - began < 0.1 and f"replayed: exit {exit}" in ex.table.value
+        result = ex.result
+        assert [r.accepted[0] for r in result.generation.rounds] == result.replayed.accepted
+    ex.close()
+
+
+def test_one_pass_foretells_every_exit(ex, monkeypatch):
+    """The model's own forward is not called; a slider's move runs nothing but what is measured."""
+    ex.wait(30)
+    calls = []
+    monkeypatch.setattr(shared, "measured", lambda lab, prompt, drafter, *rest: ex.result.generation)
+    run = type(ex.lab.backbone).run
+    monkeypatch.setattr(type(ex.lab.backbone), "run", lambda *given: calls.append(given) or run(*given))
+    model = type(ex.lab.model)
+    forward = model.forward
+
+    def whole(self, input_ids=None, **how):
+        calls.extend([] if input_ids is None else ["a forward of the whole model"])
+        return forward(self, input_ids=input_ids, **how)
+
+    monkeypatch.setattr(model, "forward", whole)
+    ex.exit.value, ex.max_draft.value = 3, 7
+    assert ex.wait(30).replayed is not None and "replayed: exit 3, max_draft 7" in ex.table.value and not calls
+    ex.count.value = 5
+    ex.wait(30)
+    assert len(calls) == 5  # of a new text: embeddings and four layers, once
+
+
+def test_what_is_foretold_is_what_was_drafted(ex):
+    """Each accepted and rejected token, with its probabilities in the draft's law and in the target's."""
+    ex.auto.value = False
+    ex.exit.value, ex.max_draft.value = 2, 4
+    result = ex.run(30)
+    told = ex.known[next(key for key in ex.known if key[0] == "replay")].generation(2, 4)
+    tell = lambda out: [p for p in out.pieces() if p.kind != "unjudged"]  # noqa: E731
+    for one, other in zip(tell(told), tell(result.generation), strict=True):
+        assert (one.kind, one.token, one.text, one.exit_layer if one.node is not None else 2) == (
+            other.kind, other.token, other.text, 2)  # fmt: skip
+        if one.node is not None:
+            assert one.draft_probability == pytest.approx(other.draft_probability, abs=1e-5)
+            assert one.target_probability == pytest.approx(other.target_probability, abs=1e-5)
+
+
 def test_an_error_is_shown_and_raised_again(ex):
     ex.wait(30)
     ex.strategy.value = "broken"
@@ -224,6 +312,14 @@ def test_running_a_cell_again_closes_the_old_explorer(lab, monkeypatch):
         one.close()
     again.request()  # of a closed one: nothing
     assert again.wait(5)
+
+
+@pytest.mark.parametrize("kind", ["exit_layer", "layer_explorer", "strategy_builder"])
+def test_a_cell_can_be_run_twice(kind, lab):
+    for _ in range(2):
+        ex = getattr(labkit.view, kind)(lab, "ab", max_new_tokens=4)
+        ex.wait(30)
+        ex.close()
 
 
 def test_pictures_do_without_ipywidgets():

@@ -11,9 +11,9 @@ from looks import readable
 import labkit
 from labkit import EarlyExit, LabkitError, Plain
 from labkit.view import acceptance, cost_bars, heatmap, pareto, speedup
+from labkit.view.depth_explorer import by_layer
 from labkit.view.exit_explorer import Foretold
 from labkit.view.heatmap import COLOURS, short
-from labkit.view.layer_explorer import by_layer
 from labkit.view.plots import by_position, costs, wilson
 from labkit.view.speed import by_exit
 

@@ -9,6 +9,7 @@ from matplotlib import font_manager, ft2font
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.patches import FancyBboxPatch
 
 BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#555555"
@@ -21,11 +22,11 @@ _drawing = threading.Lock()
 class Picture(Figure):
     """A matplotlib Figure whose last expression in a cell is its image: a card with round corners."""
 
-    def __init__(self, wide: float, high: float, layout: Any = "constrained"):
+    def __init__(self, wide: float, high: float, free: bool = False):
+        """free: axes stay where they are put; otherwise nothing overlaps and nothing is cut."""
+        layout = None if free else ConstrainedLayoutEngine(w_pad=ROUND_INCHES, h_pad=ROUND_INCHES)
         super().__init__(figsize=(wide, high), dpi=DPI, layout=layout, facecolor="none")
         FigureCanvasAgg(self)
-        if layout == "constrained":
-            self.get_layout_engine().set(w_pad=0.09, h_pad=0.09)
         self.patch.set_visible(False)
         inner = (wide - 0.02, high - 0.02)
         self.add_artist(FancyBboxPatch((0.01, 0.01), *inner, f"round,pad=0,rounding_size={ROUND_INCHES}", zorder=-1,

@@ -91,7 +91,8 @@ class Foretold:
     def generation(self, exit: int, max_draft: int) -> Generation:
         """The same as a generation for the strip; what was drafted behind a rejected token is not known."""
         guesses, rounds, at = self.replay.guesses[0][exit], [], 0
-        guess, q, p = (x.tolist() for x in (guesses.tokens[:, 0], guesses.q[:, 0], guesses.p))
+        assert guesses.p is not None  # of an exit layer
+        guess, q, p = guesses.tokens[:, 0].tolist(), guesses.q[:, 0].tolist(), guesses.p.tolist()
         happened = self.rounds(exit, max_draft)
         for accepted, drafted in zip(happened.accepted, happened.drafted, strict=True):
             ended = at + accepted >= len(self.text)  # inside the draft: the target adds no token of its own

@@ -147,7 +147,7 @@ def _strips_inches(strips: dict[str, list[Part]]) -> float:
 def token_strip(out: Generation, row: int = 0, title: str = "") -> Picture:
     """One row's text, token by token: what was accepted, what was rejected, what the target said itself."""
     strips = {_short(title or out.summary(), MOST_TITLE): parts_of(out, row)}
-    figure = Picture(WIDTH_INCHES, 0.15 + _strips_inches(strips), layout="none")
+    figure = Picture(WIDTH_INCHES, 0.15 + _strips_inches(strips), free=True)
     _add_strips(figure, 0.15, strips)
     return figure
 
@@ -191,7 +191,7 @@ def demo_picture(comparison: Comparison, caption: str, prompt: int = 0, asked: s
             strips[_short(f"{_short(name, MOST_LABEL)}: {rates}", MOST_TITLE)] = parts_of(out)
     bars_inches = 0.32 * len(comparison.entries)
     high = 1.55 + bars_inches + _strips_inches(strips)
-    figure = Picture(WIDTH_INCHES, high, layout="none")
+    figure = Picture(WIDTH_INCHES, high, free=True)
     _words(figure, 0.2, caption, size=9, color=GREY)
     left = 0.35 + LABEL_INCHES * min(MOST_LABEL, max(len(e.name) for e in comparison.entries))
     _draw_bars(_panel(figure, 0.4, bars_inches, left, WIDTH_INCHES - left - 0.2), comparison)
