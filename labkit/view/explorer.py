@@ -49,7 +49,8 @@ def labelled(kind: type, label: str, tip: str, hook: str = "", **how: Any) -> An
 
 def picture(hook: str, **layout: Any) -> Any:
     """Room for a PNG, in which nothing is seen as long as there is none."""
-    place = widgets.Layout(visibility="hidden", max_width="100%", object_fit="contain", margin="8px 0 0 0", **layout)
+    place = widgets.Layout(visibility="hidden", max_width="100%", margin="8px 0 0 0",
+                           object_fit="contain", object_position="left top", **layout)  # fmt: skip
     made = widgets.Image(format="png", layout=place).add_class(hook)
     made.observe(lambda change: setattr(place, "visibility", "visible" if change["new"] else "hidden"), "value")
     return made
@@ -255,7 +256,7 @@ class Explorer:
         self.stop = button("Cancel", "End the run", "labkit-cancel", disabled=True)
         self.pin = button("Pin", "Keep this result below, to compare", "labkit-pin")
         self.status = widgets.HTML().add_class("labkit-status")
-        self.progress = widgets.FloatProgress(min=0, max=1, layout=widgets.Layout(width="100%"))
+        self.progress = widgets.FloatProgress(min=0, max=1, layout=widgets.Layout(width="100%", height="10px"))
         self.table = widgets.HTML().add_class("labkit-table")
         self.pins = widgets.HTML().add_class("labkit-pins")
 
