@@ -6,6 +6,7 @@ Only this file, its views and probe, and the cache know transformers' internals.
 import copy
 import inspect
 from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,8 @@ from labkit.exits import Leaving, check_depths
 from labkit.probe import attention_layout, check_composition, position_limit, refuse
 
 MOST_VIEWS = 256
+LOOK_UP: ContextVar[Callable[[], None]] = ContextVar("labkit.look_up", default=lambda: None)
+"""Called before every run of layers and every head of this thread: what raises there ends long work."""
 
 
 @dataclass(frozen=True)
@@ -186,6 +189,7 @@ class Backbone:
         x: token ids `(batch, rows)` when start is 0, else hidden states `(batch, rows, width)`. The rows'
         keys and values go to `slots`; `mask` says which slots each row sees.
         """
+        LOOK_UP.get()()
         if start == stop > 0:
             return x
         if self._course is not None:
@@ -242,6 +246,7 @@ class Backbone:
 
     def logits(self, normed: Float[Tensor, "batch rows out"]) -> Float[Tensor, "batch rows vocab"]:
         """The model's own head path, logit scales and soft-caps included, on `norm`'s output."""
+        LOOK_UP.get()()
         return self._head(inputs_embeds=normed, use_cache=False, return_dict=True).logits
 
     def head(self, hidden: Float[Tensor, "batch rows width"]) -> Float[Tensor, "batch rows vocab"]:

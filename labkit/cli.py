@@ -109,7 +109,7 @@ def demo(args: argparse.Namespace) -> None:
     caption = f"{m['model']}, {m['dtype']}, {m['device']}, {m['threads']} threads, {len(wanted)} prompts, greedy"
     shown = wanted[-1]
     asked = f"{shown['id']}: {shown['prompt'].strip()}"
-    demo_picture(comparison, lab.decode, caption, prompt=len(wanted) - 1, asked=asked).savefig(picture)
+    demo_picture(comparison, caption, prompt=len(wanted) - 1, asked=asked).savefig(picture)
     if args.json:
         print(
             json.dumps(

@@ -120,8 +120,9 @@ def as_text(cells: Sequence[Sequence[str]], notes: Sequence[str]) -> str:
 
 def as_html(cells: Sequence[Sequence[str]], notes: Sequence[str]) -> str:
     """The same for a notebook."""
-    cell = lambda tag, value: f'<{tag} style="padding:2px 8px">{html.escape(value)}</{tag}>'  # noqa: E731
-    row = lambda tag, values: "<tr>" + "".join(cell(tag, v) for v in values) + "</tr>"  # noqa: E731
+    look = lambda at: f"padding:3px 8px;line-height:1.3;text-align:{'right' if at else 'left'}"  # noqa: E731
+    cell = lambda tag, at, value: f'<{tag} style="{look(at)}">{html.escape(value)}</{tag}>'  # noqa: E731
+    row = lambda tag, values: f"<tr>{''.join(cell(tag, at, v) for at, v in enumerate(values))}</tr>"  # noqa: E731
     below = "".join(f"<p>{html.escape(note)}</p>" for note in notes)
     return f"<table>{row('th', cells[0])}{''.join(row('td', c) for c in cells[1:])}</table>{below}"
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -17,6 +17,8 @@ from labkit.trace import Generation
 
 CHUNK = 64
 """Positions that go through the layers, and have logits, at a time."""
+NONE, BEHIND = -1, -2
+"""No guess, and no text: they are not equal."""
 NEUTRAL: dict[str, tuple] = {
     "temperature": (None, 0), "do_sample": (None, False), "repetition_penalty": (None, 1), "bad_words_ids": (None,),
     "no_repeat_ngram_size": (None, 0), "min_new_tokens": (None, 0), "logits_processor": (None,),
@@ -29,19 +31,21 @@ NEUTRAL: dict[str, tuple] = {
 class Guesses:
     """What one source would draft from each place of one text, while all before it is right.
 
-    runs: how many of its guesses are right in a row. offered: how many it makes. q: its probability of each.
+    tokens: its guesses (-1: none). offered: how many it makes. q: its probability of each. runs: how many of them are
+    right in a row. p: an exit layer's first guess from each place in the target's law.
     """
 
-    runs: list[int]
+    tokens: Int[Tensor, "places guesses"]
     offered: list[int]
     q: Float[Tensor, "places guesses"]
+    runs: list[int]
+    p: Float[Tensor, "places"] | None = None
 
     @classmethod
-    def of(
-        cls, agree: Bool[Tensor, "places guesses"], offered: list[int], q: Float[Tensor, "places guesses"]
-    ) -> "Guesses":
-        """From what was compared with the text."""
-        return cls(agree.int().cumprod(-1).sum(-1).tolist(), offered, q)
+    def of(cls, tokens: Tensor, text: Tensor, offered: list[int], q: Tensor, p: Tensor | None = None) -> "Guesses":
+        """Compared with the generated part of the text, (places,)."""
+        agree = tokens == _seen_ahead(text, BEHIND, tokens.shape[1])
+        return cls(tokens, offered, q, agree.int().cumprod(-1).sum(-1).tolist(), p)
 
     def lengths(self, max_draft: int, threshold: float | None) -> list[int]:
         """Of the drafts from each place: at most max_draft, ended behind a token of a probability below `threshold`."""
@@ -99,28 +103,33 @@ def guess(
     ids, begin, backbone = text.ids, text.begin, lab.backbone
     places, found = len(ids) - begin, {}
     session = session_of(backbone, ids)
-    says = {exit: ([], []) for exit in exits}
-    normed = []
+    says, normed = {exit: ([], [], []) for exit in exits}, []
     for first in range(0, len(ids) - 1, CHUNK):
         count = min(CHUNK, len(ids) - 1 - first)
         states = states_of(session, first, count)
         skip = max(0, begin - 1 - first)  # position begin - 1 says what comes at place begin
+        final = _law(backbone, states[-1][:, skip:] if exits else states[-1][:, :0])
         for exit in exits if skip < count else ():
-            probs = backbone.head(states[exit][:, skip:])[0].float().softmax(-1).max(-1)
-            says[exit][0].append(probs.indices.cpu())
-            says[exit][1].append(probs.values.cpu())
+            best = _law(backbone, states[exit][:, skip:]).max(-1)
+            p = final.gather(1, best.indices[:, None])[:, 0]
+            for part, values in zip(says[exit], (best.indices, best.values, p), strict=True):
+                part.append(values.cpu())
         if heads:
             normed.append(backbone.norm(states[-1])[:, max(0, begin - 2 - first) :])
-    target = torch.tensor(ids[begin:])
-    for exit, (tokens, q) in says.items():
-        agree = torch.cat([*tokens, target[:0]]) == target
-        sure = torch.cat([*q, torch.zeros(0)])
-        found[exit] = Guesses.of(_seen_ahead(agree, False, most), [most] * places, _seen_ahead(sure, 1.0, most))
+    text_ids = torch.tensor(ids[begin:], dtype=torch.long)
+    for exit, (tokens, *laws) in says.items():
+        tokens = _seen_ahead(torch.cat([*tokens, text_ids[:0]]), NONE, most)
+        q, p = (torch.cat([*part, torch.zeros(0)]) for part in laws)
+        found[exit] = Guesses.of(tokens, text_ids, [most] * places, _seen_ahead(q, 1.0, most), p)
     if ngram:
         found["ngram"] = _lookup(ids, begin, ngram, most)
     for name, module in heads.items():
         found[name] = _heads(module, torch.cat(normed, 1), session.tokens[0, : len(ids)], begin, most)
     return found
+
+
+def _law(backbone: Any, states: Tensor) -> Float[Tensor, "rows vocab"]:
+    return backbone.head(states)[0].float().softmax(-1)
 
 
 def _seen_ahead(one: Tensor, behind: Any, most: int) -> Tensor:
@@ -129,16 +138,12 @@ def _seen_ahead(one: Tensor, behind: Any, most: int) -> Tensor:
 
 
 def _lookup(ids: list[int], begin: int, ngram: int, most: int) -> Guesses:
-    index, agree, offered = Index(), [], []
-    for place in range(begin, len(ids)):
-        guessed = index.continuation(ids[:place], ngram, most)
-        follows = ids[place : place + most]
-        agree.append(
-            [g == f for g, f in zip(guessed, follows, strict=False)]
-            + [False] * (most - min(len(guessed), len(follows)))
-        )
-        offered.append(len(guessed))
-    return Guesses.of(torch.tensor(agree, dtype=torch.bool).view(-1, most), offered, torch.ones(len(agree), most))
+    index = Index()
+    guessed = [index.continuation(ids[:place], ngram, most) for place in range(begin, len(ids))]
+    tokens = torch.tensor([[*line, *[NONE] * (most - len(line))] for line in guessed], dtype=torch.long).view(-1, most)
+    return Guesses.of(
+        tokens, torch.tensor(ids[begin:], dtype=torch.long), [*map(len, guessed)], torch.ones(tokens.shape)
+    )
 
 
 def _heads(module: Any, normed: Tensor, ids: Tensor, begin: int, most: int) -> Guesses:
@@ -147,16 +152,13 @@ def _heads(module: Any, normed: Tensor, ids: Tensor, begin: int, most: int) -> G
     first = max(begin, 2)
     places, late = len(ids) - begin, first - begin
     states = normed[:, : len(ids) - first]
-    agree, q = torch.zeros((places, count), dtype=torch.bool), torch.ones((places, count))
+    tokens, q = torch.full((places, count), NONE), torch.ones((places, count))
     if states.shape[1]:
         known = pad(ids, (0, count))[None]
         current = module.start(states)
         for head in range(count):
-            tokens = known[:, first - 1 + head :][:, : states.shape[1], None].to(current.device)
-            current = module.step(head, current, tokens)
+            given = known[:, first - 1 + head :][:, : states.shape[1], None].to(current.device)
+            current = module.step(head, current, given)
             probs = module.logits(head, current)[0].float().softmax(-1).max(-1)
-            follows = known[0, first + head :][: states.shape[1]].to(probs.indices.device)
-            inside = torch.arange(states.shape[1]) + head < len(ids) - first
-            agree[late:, head] = (probs.indices == follows).cpu() & inside
-            q[late:, head] = probs.values.cpu()
-    return Guesses.of(agree, [0] * late + [count] * (places - late), q)
+            tokens[late:, head], q[late:, head] = probs.indices.cpu(), probs.values.cpu()
+    return Guesses.of(tokens, ids[begin:].cpu(), [0] * late + [count] * (places - late), q)

@@ -36,7 +36,12 @@ def broken(made):
 
 
 @pytest.fixture(scope="module")
-def opened(tmp_path_factory, made, empty, broken):
+def restarted(made):
+    return written(made / "restarted.ipynb", EXPLORER)
+
+
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory, made, empty, broken, restarted):
     """A function that opens a notebook in the one JupyterLab."""
     from lab_page import LabPage, chromium, jupyter_lab
 
@@ -110,6 +115,37 @@ class Broken(labkit.Drafter):
 explorer = labkit.view.exit_layer(labkit.load("tiny", device="cpu"), strategies={"Broken": lambda exit, max_draft: Broken()})
 explorer
 """
+
+
+EXPLORER = """
+import labkit, labkit.view
+labkit.view.exit_layer(labkit.load("tiny", device="cpu"), "def area(width, height):\\n", max_new_tokens=24)
+"""
+
+
+def test_a_restarted_kernel(opened, usual, restarted):
+    """What was on the page goes with its kernel, and what is run again works: one explorer, no dead one beside it."""
+    opened_page = opened(restarted)
+    opened_page.run_all("restarted: done")
+    page = opened_page.page
+    wait_for_status(page, "^done")
+    opened_page.menu("Kernel", "Restart Kernel and Run All Cells")
+    page.locator(".jp-Dialog button.jp-mod-warn").click()
+    page.wait_for_function("() => !document.querySelector('.labkit-status')", timeout=60_000)
+    wait_for_status(page, "^done")
+    for hook in (".labkit-status", ".labkit-run", ".labkit-exit", ".labkit-image"):
+        assert page.locator(hook).count() == 1, hook
+    assert page.get_by_text("Error displaying widget").count() == 0
+    before = page.locator(".labkit-table").inner_text()
+    page.locator(".labkit-exit .noUi-handle").focus()
+    page.keyboard.press("ArrowRight")
+    page.wait_for_function(
+        "old => document.querySelector('.labkit-table').innerText !== old", arg=before, timeout=30_000
+    )
+    wait_for_status(page, "^(done|cached)")
+    page.wait_for_function("() => document.querySelector('.labkit-image').naturalWidth > 100")
+    opened_page.shots(SHOTS, "restarted")
+    assert set(opened_page.said) <= usual, opened_page.said
 
 
 def test_a_failing_strategy_is_seen(opened, broken):

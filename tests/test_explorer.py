@@ -15,8 +15,11 @@ from matplotlib.figure import Figure
 import labkit
 import labkit.view
 from labkit import EarlyExit, LabkitError, Plain
+from labkit.session import Session
+from labkit.trace import Generation
 from labkit.view import explorer as shared
-from labkit.view.worker import worker_of
+from labkit.view.outcome import Foretold, Outcome
+from labkit.view.worker import Job, worker_of
 
 
 @pytest.fixture(scope="module")
@@ -125,6 +128,94 @@ def test_cancel_ends_within_a_second(ex):
     assert "cancelled" in ex.status.value and worker_of(ex.lab).running is None
 
 
+def cancelled_after(ex, seconds, limit_s=1.0):
+    """Presses Cancel; how long it took until the worker did nothing any more."""
+    time.sleep(seconds)
+    assert "running" in ex.status.value and worker_of(ex.lab).running is ex.job
+    began = time.perf_counter()
+    ex.stop.click()
+    assert "cancelled" in ex.status.value  # at once
+    ex.wait(30)
+    assert time.perf_counter() - began < limit_s and ex.history == [] and "cancelled" in ex.status.value
+    ex.close()
+
+
+@pytest.mark.parametrize("kind", ["exit_layer", "layer_explorer", "strategy_builder"])
+def test_cancel_ends_a_long_prefill(kind, lab, monkeypatch):
+    """A model that takes three milliseconds a token and layer range, and a prompt of 900: it is not waited for."""
+    long = labkit.Lab(lab.model, lab.tokenizer)
+    long.backbone.limit = 2000
+    run = type(long.backbone).run
+
+    def slow(self, x, start, stop, *rest):
+        time.sleep(0.003 * x.shape[1])
+        return run(self, x, start, stop, *rest)
+
+    monkeypatch.setattr(type(long.backbone), "run", slow)
+    cancelled_after(getattr(labkit.view, kind)(long, "ab" * 450), 0.3)
+
+
+@pytest.mark.smollm2
+@pytest.mark.parametrize("kind", ["exit_layer", "layer_explorer"])
+@pytest.mark.parametrize("after", [0.5, 1.5])
+def test_cancel_ends_a_long_prefill_of_a_real_model(smollm2, kind, after):
+    cancelled_after(getattr(labkit.view, kind)(smollm2, [*range(1000, 2000)]), after)
+
+
+@pytest.mark.smollm2
+def test_the_replay_of_a_real_model_is_shown_at_once(smollm2):
+    ex = labkit.view.exit_layer(smollm2, "def area(width, height):\n", max_new_tokens=48)
+    ex.wait(120)
+    for exit in (29, 20, 5):
+        seen = []
+        ex.strip.observe(lambda change, seen=seen: seen.append(time.perf_counter()), "value")
+        began = time.perf_counter()
+        ex.exit.value = exit
+        ex.wait(120)
+        ex.strip.unobserve_all()
+        assert seen[0] - began < 0.1 and f"replayed: exit {exit}" in ex.table.value
+        result = ex.result
+        assert [r.accepted[0] for r in result.generation.rounds] == result.replayed.accepted
+    ex.close()
+
+
+def test_one_pass_foretells_every_exit(ex, monkeypatch):
+    """The model's own forward is not called; a slider's move runs nothing but what is measured."""
+    ex.wait(30)
+    calls = []
+    monkeypatch.setattr(shared, "measured", lambda lab, prompt, drafter, *rest: ex.result.generation)
+    run = type(ex.lab.backbone).run
+    monkeypatch.setattr(type(ex.lab.backbone), "run", lambda *given: calls.append(given) or run(*given))
+    model = type(ex.lab.model)
+    forward = model.forward
+
+    def whole(self, input_ids=None, **how):
+        calls.extend([] if input_ids is None else ["a forward of the whole model"])
+        return forward(self, input_ids=input_ids, **how)
+
+    monkeypatch.setattr(model, "forward", whole)
+    ex.exit.value, ex.max_draft.value = 3, 7
+    assert ex.wait(30).replayed is not None and "replayed: exit 3, max_draft 7" in ex.table.value and not calls
+    ex.count.value = 5
+    ex.wait(30)
+    assert len(calls) == 5  # of a new text: embeddings and four layers, once
+
+
+def test_what_is_foretold_is_what_was_drafted(ex):
+    """Each accepted and rejected token, with its probabilities in the draft's law and in the target's."""
+    ex.auto.value = False
+    ex.exit.value, ex.max_draft.value = 2, 4
+    result = ex.run(30)
+    told = ex.known[next(key for key in ex.known if key[0] == "replay")].generation(2, 4)
+    tell = lambda out: [p for p in out.pieces() if p.kind != "unjudged"]  # noqa: E731
+    for one, other in zip(tell(told), tell(result.generation), strict=True):
+        assert (one.kind, one.token, one.text, one.exit_layer if one.node is not None else 2) == (
+            other.kind, other.token, other.text, 2)  # fmt: skip
+        if one.node is not None:
+            assert one.draft_probability == pytest.approx(other.draft_probability, abs=1e-5)
+            assert one.target_probability == pytest.approx(other.target_probability, abs=1e-5)
+
+
 def test_an_error_is_shown_and_raised_again(ex):
     ex.wait(30)
     ex.strategy.value = "broken"
@@ -150,7 +241,7 @@ def test_bad_prompts_are_explained(ex, prompt, words):
     assert "error: LabkitError" in ex.status.value
 
 
-def test_a_model_of_two_layers(lab):
+def test_another_model_moves_the_end_of_the_slider(lab):
     short = labkit.Lab(families.tiny("llama", layers=2), letters.tokenizer())
     ex = labkit.view.exit_layer(short, "ab", max_new_tokens=6)
     assert ex.wait(30).same_text and (ex.exit.min, ex.exit.max) == (1, 1)
@@ -159,6 +250,59 @@ def test_a_model_of_two_layers(lab):
     assert ex.wait(30).same_text and ex.exit.max == 3 and len(ex.history) == before + 1
     ex.use(short)
     assert ex.wait(30).settings["exit"] == 1 and ex.exit.max == 1 and len(ex.history) == before + 2
+    ex.close()
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+@pytest.mark.parametrize("kind", ["exit_layer", "layer_explorer", "strategy_builder"])
+def test_few_layers_and_bad_prompts(kind, layers):
+    short = labkit.Lab(families.tiny("llama", layers=layers), letters.tokenizer())
+    ex = getattr(labkit.view, kind)(short, "ab", max_new_tokens=6)
+    assert ex.wait(30) is not None and "done" in ex.status.value and "<td" in ex.table.value
+    if kind != "layer_explorer":
+        assert ex.result.same_text and (ex.exit.min, ex.exit.max) == (1, 1)
+    assert ("This model has one layer" in ex.table.value) == (kind == "exit_layer" and layers == 1)
+    for prompt, words in (
+        ("", "is empty; give at least one token"),
+        ("A" * 500, "128 positions; shorten the prompt by"),
+    ):
+        ex.prompt.value = prompt
+        with pytest.raises(LabkitError, match=words):
+            ex.wait(30)
+        assert f"error: LabkitError: {'prompt 0' if not prompt else 'a prompt of 500'}" in ex.status.value
+        assert ex.table.value == "" and bytes(ex.image.value) == b""
+    ex.prompt.value = "a"
+    assert ex.wait(30) is not None and "error" not in ex.status.value
+    ex.close()
+
+
+def nothing(exit, max_draft):
+    raise RuntimeError("not made today")
+
+
+@pytest.mark.parametrize(
+    ("strategies", "words"),
+    [
+        ([1], r"got strategies=\[1\]; write"),
+        ({"mine": 3}, r"got strategies\['mine'\]=3; give"),
+        ({"mine": lambda exit: Plain()}, r"cannot be called with \(exit, max_draft\)"),
+    ],
+)
+def test_bad_strategies_are_refused(lab, strategies, words):
+    with pytest.raises(LabkitError, match=words):
+        labkit.view.exit_layer(lab, "ab", strategies=strategies)
+
+
+@pytest.mark.parametrize(
+    ("maker", "words"), [(nothing, "not made today"), (lambda exit, max_draft: "EarlyExit", "is not a draft strategy")]
+)
+def test_strategies_that_are_not_made_are_explained(lab, maker, words):
+    ex = labkit.view.exit_layer(lab, "ab", max_new_tokens=6, strategies={"mine": maker})
+    ex.wait(30)
+    ex.strategy.value = "mine"
+    with pytest.raises((LabkitError, RuntimeError), match=words):
+        ex.wait(30)
+    assert words in ex.status.value and "error: " in ex.status.value
     ex.close()
 
 
@@ -196,13 +340,15 @@ def test_fifty_updates_leave_nothing_behind(ex, live_bytes, unshaped):
         for at in range(count):
             ex.exit.value, ex.max_draft.value = 1 + at % 3, 1 + at % 16
             ex.wait(30)
-        held = live_bytes()
-        figures = [thing for thing in gc.get_objects() if isinstance(thing, Figure)]
-        return held, sum(isinstance(thing, ipywidgets.Widget) for thing in gc.get_objects()), len(figures)
+        held, kinds = live_bytes(), (Generation, Outcome, Session, Job, Foretold, ipywidgets.Widget, Figure)
+        live = gc.get_objects()
+        return held, [sum(isinstance(thing, kind) for thing in live) for kind in kinds]
 
-    before, threads = update(10), threading.active_count()
+    before, threads = update(48), threading.active_count()  # all that it may keep is kept by then
     after = update(50)
-    assert after[0] <= before[0] * 1.05 and after[1:] == before[1:] and after[2] == 0
+    assert after[0] <= before[0] * 1.05
+    assert all(a <= b for a, b in zip(after[1], before[1], strict=True)), (before, after)
+    assert after[1][0] <= 2 * shared.KEPT and after[1][2:5] == [0, 1, 1] and after[1][-1] == 0
     assert threading.active_count() <= threads and len(ex.known) <= shared.KEPT and len(ex.history) <= shared.KEPT
 
 
@@ -224,6 +370,14 @@ def test_running_a_cell_again_closes_the_old_explorer(lab, monkeypatch):
         one.close()
     again.request()  # of a closed one: nothing
     assert again.wait(5)
+
+
+@pytest.mark.parametrize("kind", ["exit_layer", "layer_explorer", "strategy_builder"])
+def test_a_cell_can_be_run_twice(kind, lab):
+    for _ in range(2):
+        ex = getattr(labkit.view, kind)(lab, "ab", max_new_tokens=4)
+        ex.wait(30)
+        ex.close()
 
 
 def test_pictures_do_without_ipywidgets():

@@ -103,6 +103,12 @@ def test_saved_and_loaded(name, tmp_path):
     lab().generate("ab", max_new_tokens=2).save(tmp_path / "run.json")
     with pytest.raises(LabkitError, match="holds generation; needed is a labkit layers"):
         Layers.load(tmp_path / "run.json")
+    whole = (tmp_path / name).read_bytes()
+    for part in (whole[: len(whole) // 2], whole[:-6], b""):
+        (tmp_path / name).write_bytes(part)
+        with pytest.raises(LabkitError, match="is truncated or no labkit layers"):
+            Layers.load(tmp_path / name)
+    (tmp_path / name).write_bytes(whole)
     if name.endswith("json"):
         data = json.loads((tmp_path / name).read_text())
         for wrong in ({"version": 0}, {"kl": None}, {"kl": {"dtype": "no", "values": []}}):

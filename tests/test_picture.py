@@ -1,18 +1,22 @@
 """The strip of tokens and the picture of a comparison."""
 
 import dataclasses
+import random
 from dataclasses import dataclass
 
 import families
 import pytest
 import torch
+from looks import readable
 from matplotlib.figure import Figure
-from scripted import Replay, reference
-from transformers import LogitsProcessor
+from scripted import reference
+from spellers import byte_level, told
 
 import labkit
 from labkit import Draft, Drafter, PromptLookup
-from labkit.view.picture import demo_picture, draw_legend, pieces
+from labkit.view.figures import drawable
+from labkit.view.picture import FONT, _layout, demo_picture, draw_legend, parts_of, token_strip
+from labkit.view.strip import strip
 
 PROMPT = [3, 14, 15, 9, 26, 5]
 
@@ -53,58 +57,44 @@ def test_the_strip_shows_the_rejected_child_of_a_tree(lab):
     out = lab.generate(PROMPT, Bush(text), max_new_tokens=6)
     first = out.rounds[0]
     assert first.path == [[1]] and first.accepted == [1] and first.rejected == [True]
-    shown = [piece.text for piece in pieces(out, lambda ids: " ".join(map(str, ids))) if piece.kind == "rejected"]
-    assert shown[0].strip() == str((text[1] + 1) % 61)
+    shown = [(part.text, part.kind) for part in parts_of(out)][:4]
+    ids = [(text[0] + 1) % 61, text[0], (text[1] + 1) % 61, text[1]]
+    assert shown == list(zip(map(str, ids), ("rejected", "accepted", "rejected", "target"), strict=True))
 
 
-SPELLED = ["", "a", " b", "\n", "\n    ", "\t", "  ", "x\n\n  y"]
+NASTY = "a\n    \n\tb  $x$\r\n€ 漢 <b> e\u0301 \0 שלום\u202e\n"
 
 
-def spelled(ids):
-    """A decoder of ids below 8 to text; 8 and 9 are the two halves of one character, 10 and above letters."""
-    whole = "".join(SPELLED[i] if i < 8 else "\1" if i == 8 else "\2" if i == 9 else chr(87 + i) for i in ids)
-    return whole.replace("\1\2", "é").replace("\1", "\ufffd").replace("\2", "\ufffd")
-
-
-def strip_of(lab, text, wrong=(9,)):
-    out = lab.generate(PROMPT, Replay([PROMPT], [text], 2, wrong), max_new_tokens=len(text),
-                       logits_processor=[Says(text)])  # fmt: skip
-    assert out.tokens == [text]
-    return out, pieces(out, spelled)
-
-
-class Says(LogitsProcessor):
-    """Leaves the model nothing but a text."""
-
-    def __init__(self, text):
-        self.text = text
-
-    def __call__(self, input_ids, scores):
-        at = min(input_ids.shape[1] - len(PROMPT), len(self.text) - 1)
-        return torch.full_like(scores, -1e9).scatter(1, torch.full((len(scores), 1), self.text[at]), 0)
-
-
-def test_the_strip_keeps_indentation_and_names_its_signs(lab):
-    _, found = strip_of(lab, [1, 4, 1, 3, 6, 2, 7, 1, 0, 5, 8, 9, 8, 1])
-    lines = "".join("|" if piece.kind == "break" else piece.text for piece in found)
-    assert lines == "a⏎|····a⏎|·· bx⏎|⏎|  ya∅→\ufffdé\ufffda"
-    assert {mark for piece in found for mark in piece.marks} == set("⏎·∅→\ufffd")
-    # A line break that was drafted and turned down ends no line; it is no unknown sign either.
-    out, found = strip_of(lab, [3] * 4 + [1] * 4, wrong=(0,))
-    assert [piece.text for piece in found if piece.kind == "rejected"][:2] == ["⏎····"] * 2
+@pytest.mark.filterwarnings("error:Glyph")
+@pytest.mark.parametrize("seed", range(4))
+def test_the_picture_says_what_the_strip_on_a_page_says(seed):
+    spelled, dice = byte_level(), random.Random(seed)
+    tokens = spelled.tokenizer(NASTY)["input_ids"]
+    out = told([97], [*tokens, 0xE2, *tokens], dice, spelled, [10, *tokens[:8]])
+    parts, cells = parts_of(out), [c for c in strip(out).cells if c.kind not in ("prompt", "unjudged")]
+    assert "".join(part.text for part in parts) == drawable("".join(cell.shown for cell in cells), FONT)
+    ended = [part for part in parts if part.ends]
+    breaks = sum(cell.text.count("\n") for cell in cells if cell.kind != "rejected")
+    assert len(ended) == breaks == 8 and all(part.text.endswith("⏎") for part in ended)
+    assert any("⏎" in part.text for part in parts if part.kind == "rejected")  # a sign like any other
+    assert len(_layout(parts)) >= 8 and all(line for line in _layout(parts))
+    figure = readable(token_strip(out, title="a <title> of $x$"))
+    assert not any(text.get_parse_math() for text in figure.texts)
     legend = Figure().add_subplot()
-    draw_legend(legend, found)
+    draw_legend(legend, parts)
     shown = [text.get_text() for text in legend.texts]
     assert shown[:3] == ["accepted draft", "rejected draft", "target's own token"]
-    assert "line break" in shown[3] and "space" in shown[3] and "tab" not in shown[3] and "no text" not in shown[3]
+    for words in ("line break", "space", "tab", "return"):
+        assert words in shown[3]
+    assert "no text" not in shown[3] and "U+" not in shown[3]
 
 
 @pytest.mark.parametrize("speedup", [0.5, 1.6, 12.0])
 def test_the_picture_names_its_prompt(lab, speedup):
     table = lab.compare([PROMPT], [PromptLookup(1, 2)], max_new_tokens=24)
     table.entries[1] = dataclasses.replace(table.entries[1], name="P" * 70, speedup=speedup, tokens_per_second=1234.5)
-    figure = demo_picture(table, spelled, "a caption", asked="code-01: cost in $x$ and $y$\nof it all")
-    figure.draw_without_rendering()
+    figure = demo_picture(table, "a caption", asked="code-01: cost in $x$ and $y$\nof it all")
+    readable(figure)
     texts = [text.get_text() for text in figure.texts]
     assert texts[:2] == ["a caption", "Token by token, code-01: cost in $x$ and $y$ of it all"]
     assert not any(text.get_parse_math() for text in figure.texts)

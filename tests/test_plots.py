@@ -3,16 +3,19 @@
 import sys
 from types import SimpleNamespace
 
-import families
 import letters
 import pytest
 import torch
+from looks import readable
 
 import labkit
 from labkit import EarlyExit, LabkitError, Plain
 from labkit.view import acceptance, cost_bars, curves, heatmap, pareto, speedup
-from labkit.view.heatmap import COLOURS, drawable
+from labkit.view.depth_explorer import by_layer
+from labkit.view.exit_explorer import Foretold
+from labkit.view.heatmap import COLOURS, short
 from labkit.view.plots import by_position, costs, wilson
+from labkit.view.speed import by_exit
 
 pd = pytest.importorskip("pandas")
 
@@ -28,7 +31,7 @@ def outs(table):
 
 
 def checked(figure):
-    """Drawn without warnings; axes with units at 10 points; nothing outside the figure."""
+    """Drawn without warnings; axes with units at 10 points; nothing outside the figure; readable, light or dark."""
     assert figure._repr_png_().startswith(b"\x89PNG") and "matplotlib.pyplot" not in sys.modules
     renderer = figure.canvas.get_renderer()
     for axes in figure.axes:
@@ -41,7 +44,7 @@ def checked(figure):
                 inside = box.x0 >= -1 and box.y0 >= -1 and box.x1 <= figure.bbox.x1 + 1 and box.y1 <= figure.bbox.y1 + 1
                 assert inside, text.get_text()
         assert all(label.get_size() == 10 for label in (axes.xaxis.label, axes.yaxis.label) if label.get_text())
-    return figure
+    return readable(figure)
 
 
 def test_acceptance_is_what_the_tables_say(outs):
@@ -181,7 +184,7 @@ def test_heatmap(colour, recwarn):
     assert torch.equal(torch.from_numpy(axes.images[0].get_array().data.copy()), shown.float())
     assert [round(frame.get_y() + 0.46) for frame in axes.patches] == layers.first_agreeing.tolist()
     assert not any(text.get_parse_math() for text in [*axes.texts, *axes.get_xticklabels()])
-    assert [text.get_text() for text in axes.texts][:10] == [drawable(text) for text in NASTY[::-1]]
+    assert [text.get_text() for text in axes.texts][:10] == [short(text) for text in NASTY[::-1]]
     assert not recwarn.list, recwarn.list[0].message
     part = heatmap(layers, colour, 2, 5)
     assert part.axes[0].images[0].get_array().shape == (4, 3)
@@ -191,10 +194,14 @@ def test_heatmap(colour, recwarn):
 
 
 def test_heatmap_of_a_model():
-    if not hasattr(labkit, "layers"):
-        pytest.skip("no labkit.layers")
     layers = labkit.layers(letters.lab(), letters.TEXTS[2])
     axes = checked(heatmap(layers)).axes[0]
     told = layers.to_pandas().pivot(index="layer", columns="position", values="top_probability")
     assert axes.images[0].get_array().data == pytest.approx(told.iloc[:, :16].to_numpy())
-    assert families
+    checked(by_layer(layers))
+
+
+def test_by_exit(table):
+    foretold = Foretold(letters.lab(), table.generations[repr(Plain())][0])
+    [axes] = checked(by_exit(foretold, 2, 3)).axes
+    assert axes.lines[0].get_ydata()[1] == foretold.rounds(2, 3).tokens_per_round

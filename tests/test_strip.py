@@ -3,92 +3,26 @@
 import html.parser
 import random
 import re
+import unicodedata
 
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from spellers import byte_level, byte_tokens, sentence_piece, told
 
-from labkit.decoding import Round
 from labkit.errors import LabkitError
-from labkit.spelling import Spelling, _byte_letters
-from labkit.trace import Generation
-from labkit.view.letters import SIGNS
+from labkit.spelling import _byte_letters
+from labkit.view.letters import SIGNS, visible
 from labkit.view.strip import strip
 
-NASTY = [
-    "<script>alert(1)</script>", "a & b &amp; &lt;", "\"quoted\" 'too'", "costs $5 and $x^2$", "\\(x\\)", "nul\0byte",
-    "שלום עולם", "مرحبا \u202eevil\u202c", "e\u0301 n\u0303 \u0301", "👩‍👩‍👧‍👦 🏳️‍🌈", "tab\there\nand\n\nlines\r\n", "  spaces   ",
-    "€ 漢字 ñ", "<b onmouseover='x'>", "]]> <!-- -->", "\x7f\x1b[31m", "\u2028\u2029", "",
-]  # fmt: skip
-
-
-class Lab:
-    def __init__(self, tokenizer):
-        self.tokenizer = tokenizer
-
-
-def wrapped(tokenizer):
-    return Lab(PreTrainedTokenizerFast(tokenizer_object=tokenizer, clean_up_tokenization_spaces=False))
-
-
-def byte_level():
-    letters = {byte: letter for letter, byte in _byte_letters().items()}
-    vocab = {letters[byte]: byte for byte in range(256)}
-    merges = [(letters[ord(" ")], "a"), ("a", "b"), ("<", "s"), (letters[0xE2], letters[0x82])]
-    vocab |= {a + b: 256 + at for at, (a, b) in enumerate(merges)}
-    made = Tokenizer(models.BPE(vocab, merges))
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = decoders.ByteLevel()
-    return wrapped(made)
-
-
-def sentence_piece():
-    words = [f"<0x{byte:02X}>" for byte in range(256)] + [
-        "<unk>",
-        "▁",
-        *"abcdefghijklmnopqrstuvwxyz<>&$'\"/()",
-        "▁a",
-        "▁b",
-    ]
-    made = Tokenizer(
-        models.BPE({w: i for i, w in enumerate(words)}, [("▁", "a"), ("▁", "b")], byte_fallback=True, unk_token="<unk>")
-    )
-    made.pre_tokenizer = pre_tokenizers.Metaspace()
-    made.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    )
-    return wrapped(made)
-
-
-def byte_tokens():
-    words = [f"<0x{byte:02X}>" for byte in range(256)]
-    made = Tokenizer(models.BPE({w: i for i, w in enumerate(words)}, [], byte_fallback=True))
-    made.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
-    return wrapped(made)
-
-
+SPECIALS = {
+    "less": "<b onmouseover='x'> 1 < 2 <<", "tag": "<script>alert(1)</script>", "comment": "]]> <!-- --> <?x?>",
+    "and": "a & b &amp; &lt; &#60; &", "quotes": "\"q\" 'q'", "dollar": "$5 and $x^2$ \\(x\\) \\[", "nul": "nul\0byte",
+    "right to left": "שלום مرحبا \u202eevil\u202c \u2067x\u2069", "marks": "e\u0301 n\u0303 \u0301",
+    "joined": "👩‍👩‍👧‍👦 🏳️‍🌈 \u200d", "breaks": "tab\there\nand\n\nlines\r\n", "spaces": "  spaces   ", "wide": "€ 漢字 ñ",
+    "controls": "\x7f\x1b[31m \u2028\u2029",
+}  # fmt: skip
+LONE = (0xE2, 0x80, 0xFF, 0xC3, 0x00)
 LABS = {"byte level": byte_level(), "SentencePiece": sentence_piece(), "bytes": byte_tokens()}
 every_tokenizer = pytest.mark.parametrize("name", LABS)
-
-
-def told(prompt, tokens, dice, lab=None):
-    """A generation that commits these tokens in rounds with drafts accepted, rejected and unjudged."""
-    rounds, at = [], 0
-    while at < len(tokens):
-        block = tokens[at : at + dice.randint(1, 4)]
-        accepted = len(block) - 1
-        wrong = [dice.randrange(250) for _ in range(dice.randint(0, 3))]
-        drafted = block[:accepted] + wrong
-        rounds.append(Round(
-            tokens=[block], drafted=[drafted], q=[[0.25] * len(drafted)], p=[[0.5] * len(drafted)],
-            target=[[*block, *[0] * len(wrong)]], accepted=[accepted], rejected=[bool(wrong)],
-            parents=[list(range(-1, len(drafted) - 1))], path=[list(range(accepted))], exit=[[3] * len(drafted)],
-            left=[[]], seconds=[{"draft": 0.001, "verify": 0.002, "accept": 0.0, "commit": 0.0}], own=[0.5],
-        ))  # fmt: skip
-        at += len(block)
-    return Generation(
-        None, [tokens], [prompt], rounds, ["length"], {"drafter": "x"}, True, 1.0, 0.1, Spelling(lab and lab.tokenizer)
-    )
 
 
 class Page(html.parser.HTMLParser):
@@ -108,7 +42,7 @@ class Page(html.parser.HTMLParser):
         self.stack.append(dict(attributes))
         kind = dict(attributes).get("class", "")
         if re.fullmatch("labkit-(prompt|accepted|rejected|target)", kind):
-            self.cells.append([kind[7:], "", dict(attributes)["title"]])
+            self.cells.append([kind[7:], "", dict(attributes)["title"], dict(attributes)["style"]])
 
     def handle_endtag(self, tag):
         if tag not in ("br", "wbr"):
@@ -131,48 +65,78 @@ class Page(html.parser.HTMLParser):
     handle_decl = handle_pi = unknown_decl = handle_comment
 
 
-ALLOWED = {
-    "div": {"class", "role", "aria-label", "style", "dir"},
-    "span": {"class", "style", "title", "aria-label"},
-    "br": set(),
-    "wbr": set(),
-}
+ENTITY = "&(?:lt|gt|amp|quot|#x27|#10);"
+ATTRIBUTE = rf' (?:class|role|aria-label|style|dir|title)="(?:[^"<>&\0-\x1f]|{ENTITY})*"'
+GRAMMAR = re.compile(rf"(?:<(?:div|span)(?:{ATTRIBUTE})*>|</(?:div|span)>|<w?br>|[^<>&\0-\x1f]|{ENTITY})*")
+"""All that a strip's page is made of; a letter of the text that is none of its own business fits nowhere in it."""
+
+
+def byte_token(lab, byte):
+    names = {f"<0x{byte:02X}>", {b: letter for letter, b in _byte_letters().items()}[byte]}
+    return next(lab.tokenizer.convert_tokens_to_ids(n) for n in sorted(names) if n in lab.tokenizer.get_vocab())
+
+
+def case(lab, dice):
+    """Every special in a random order, and between them lone bytes: tokens, and the text that each has to have.
+
+    A token that ends inside a character has no text of its own; what it shows is left to hex ("").
+    """
+    decode = lambda ids: lab.tokenizer.decode(ids, clean_up_tokenization_spaces=False)  # noqa: E731
+    anchor, tokens, said = lab.tokenizer("a")["input_ids"], [], []
+    parts = [*SPECIALS.values(), *LONE]
+    for part in dice.sample(parts, len(parts)):
+        if isinstance(part, int):  # a letter behind it, so that nothing completes it
+            tokens += [byte_token(lab, part), byte_token(lab, ord("z"))]
+            said += ["\0" if part == 0 else f"<{part:02X}>", "z"]
+            continue
+        ids, before = lab.tokenizer(part)["input_ids"], decode(anchor)
+        assert decode(anchor + ids).endswith(part), part  # the tokenizer has it
+        for at in range(len(ids)):
+            whole = decode(anchor + ids[: at + 1])
+            inside = whole.endswith("\ufffd")
+            said.append("" if inside else whole[len(before) :])
+            before = before if inside else whole
+        tokens += ids
+    return tokens, said
 
 
 @every_tokenizer
 @pytest.mark.parametrize("seed", range(12))
 def test_texts_come_back_and_no_tag_is_made(name, seed):
+    """In every case every special stands in the prompt, among the accepted, the rejected and the target's own."""
     lab, dice = LABS[name], random.Random(seed)
-    if seed < 6:
-        text = "".join(dice.sample(NASTY, 8))
-        tokens = lab.tokenizer(text)["input_ids"]
-    else:
-        tokens = [dice.randrange(len(lab.tokenizer)) for _ in range(60)]  # lone bytes, whatever
-    prompt = lab.tokenizer("a <b> & b")["input_ids"]
-    out = told(prompt, tokens, dice, lab)
-    shown = strip(out)
-    decode = lambda ids: lab.tokenizer.decode(ids, clean_up_tokenization_spaces=False)  # noqa: E731
-    whole, before = decode(prompt + tokens), decode(prompt)
-    if seed < 6:  # tokens that end inside a character show its bytes and have no text
-        partial = [decode(prompt + tokens[: at + 1]).endswith("\ufffd") for at in range(len(tokens))]
-        committed = [cell for cell in shown.cells if cell.kind in ("accepted", "target")]
-        kept = [cell.text for cell, ends_inside in zip(committed, partial, strict=True) if not ends_inside]
-        assert "".join(kept) == whole[len(before) :]
-    source = shown._repr_html_()
-    source.encode()
-    assert not re.search("[\x00-\x09\x0b-\x1f]", source)
-    page = Page(source)
-    for tag, attributes in page.tags:
-        assert set(attributes) <= ALLOWED[tag], (tag, attributes)
+    tokens, said = case(lab, dice)
+    prompt, _ = case(lab, dice)
+    shown = strip(told(prompt, tokens, dice, lab, tokens), stop=len(tokens))
     committed = [cell for cell in shown.cells if cell.kind in ("accepted", "target")]
-    on_page = [cell for cell in page.cells if cell[0] in ("accepted", "target")]
-    for cell, (kind, text, title) in zip(committed, on_page, strict=True):
-        assert kind == cell.kind and title == cell.title()
-        assert text == (cell.text or "∅")
-    assert "$" not in re.sub(r"<span>\$</span>|title=\"[^\"]*\"", "", source)
+    for cell, text in zip(committed, said, strict=True):
+        assert cell.text == text or (not text and re.fullmatch("(<[0-9A-F]{2}>)+", cell.text)), (cell.text, text)
+    for source in (shown._repr_html_(), strip(told(tokens, prompt, dice, lab, prompt))._repr_html_()):
+        assert GRAMMAR.fullmatch(source), source[GRAMMAR.match(source).end() :][:200]
+        assert not re.search("[\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufffd]", source)
+        assert "$" not in re.sub(r"<span>\$</span>|title=\"[^\"]*\"", "", source)  # no formula for MathJax
+        assert "\\" not in re.sub(r"<span>\\</span>|title=\"[^\"]*\"", "", source)
+    page = Page(shown._repr_html_())
+    seen = [cell for cell in shown.cells if cell.kind != "unjudged"]
+    for cell, (kind, text, title, style) in zip(seen, page.cells, strict=True):
+        assert (kind, text, title) == (cell.kind, cell.text or "∅", cell.title()) and "unicode-bidi:isolate" in style
+    assert {cell.kind for cell in seen} == {"prompt", "accepted", "rejected", "target"}
+    body = re.sub(r"title=\"[^\"]*\"", "", shown._repr_html_())
+    assert body.count("\N{DOTTED CIRCLE}") == sum(bool(c.text and unicodedata.combining(c.text[0])) for c in seen) > 0
     rows = shown.table()
-    assert len(rows.rows) == len(shown.cells) and "<script" not in rows._repr_html_()
+    assert len(rows.rows) == len(shown.cells)
+    assert not re.search("[<>&\0]", re.sub(rf"</?(?:table|tr|th|td|div)[^<>&]*>|{ENTITY}", "", rows._repr_html_()))
     str(shown).encode()
+
+
+@every_tokenizer
+@pytest.mark.parametrize("seed", range(6))
+def test_any_tokens_in_any_order(name, seed):
+    lab, dice = LABS[name], random.Random(seed)
+    tokens = [dice.randrange(len(lab.tokenizer)) for _ in range(60)]  # lone bytes, whatever
+    shown = strip(told(tokens[:20], tokens[20:], dice, lab, tokens))
+    assert GRAMMAR.fullmatch(shown._repr_html_()) and Page(shown._repr_html_()).cells
+    assert "\ufffd" not in shown._repr_html_()
 
 
 def test_a_token_that_ends_inside_a_character_shows_as_hex():
@@ -206,6 +170,12 @@ def test_signs_and_looks():
         assert said in source
     assert "♥" not in source and len(strip(out).table().rows) == len(strip(out).cells)
     assert "*target's own*" in str(strip(out))
+
+
+def test_joiners_stay_where_they_join():
+    for whole in ("👩‍👩‍👧‍👦", "🏳️‍🌈", "می‌خواهم"):
+        assert visible(whole) == whole
+    assert visible("\u200d") == "⟨U+200D⟩" and visible("a\u200d") == "a⟨U+200D⟩"
 
 
 def test_a_slice_of_a_long_text():

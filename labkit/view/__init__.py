@@ -11,9 +11,9 @@ from labkit.view.speed import speedup
 from labkit.view.strip import strip
 
 if TYPE_CHECKING:
+    from labkit.view.builder import StrategyBuilder
+    from labkit.view.depth_explorer import LayerExplorer
     from labkit.view.exit_explorer import ExitLayerExplorer
-    from labkit.view.layer_explorer import LayerExplorer
-    from labkit.view.strategy_builder import StrategyBuilder
 
 __all__ = [
     "ExitLayerExplorer",
@@ -34,8 +34,8 @@ __all__ = [
 ]
 _EXPLORERS = {
     "ExitLayerExplorer": "exit_explorer",
-    "LayerExplorer": "layer_explorer",
-    "StrategyBuilder": "strategy_builder",
+    "LayerExplorer": "depth_explorer",
+    "StrategyBuilder": "builder",
 }
 
 
@@ -48,14 +48,14 @@ def exit_layer(lab: Any, prompt: Any = None, **how: Any) -> "ExitLayerExplorer":
 
 def layer_explorer(lab: Any, prompt: Any = None, **how: Any) -> "LayerExplorer":
     """An explorer of what each layer says: see LayerExplorer."""
-    from labkit.view.layer_explorer import LayerExplorer
+    from labkit.view.depth_explorer import LayerExplorer
 
     return LayerExplorer(lab, prompt, **how)
 
 
 def strategy_builder(lab: Any, prompt: Any = None, **how: Any) -> "StrategyBuilder":
     """An explorer of strategies and their parts: see StrategyBuilder."""
-    from labkit.view.strategy_builder import StrategyBuilder
+    from labkit.view.builder import StrategyBuilder
 
     return StrategyBuilder(lab, prompt, **how)
 

@@ -7,6 +7,7 @@ import ipywidgets as widgets
 
 from labkit.compare import as_html
 from labkit.drafters import EarlyExit, Plain, PromptLookup
+from labkit.errors import LabkitError, check_callable
 from labkit.protocol import Drafter
 from labkit.view.explorer import Explorer, labelled, picture
 from labkit.view.figures import png
@@ -22,6 +23,7 @@ STRATEGIES: dict[str, Maker] = {
     "PromptLookup": lambda exit, max_draft: PromptLookup(2, max_draft),
     "Plain": lambda exit, max_draft: Plain(),
 }
+ONE_LAYER = "This model has one layer: an exit behind it runs the whole model, so that a draft saves nothing."
 
 
 class ExitLayerExplorer(Explorer):
@@ -32,7 +34,13 @@ class ExitLayerExplorer(Explorer):
 
     def __init__(self, lab: Any, prompt: Any = None, *, strategies: Mapping[str, Maker] | None = None,
                  max_new_tokens: int = 64, **how: Any):  # fmt: skip
+        if not isinstance(strategies, Mapping | None):
+            raise LabkitError(
+                f'got strategies={strategies!r}; write {{"name": a function (exit, max_draft) -> Drafter}}'
+            )
         self.strategies = {**STRATEGIES, **(strategies or {})}
+        for name, maker in self.strategies.items():
+            check_callable(maker, f"strategies[{name!r}]", "exit, max_draft", "give (exit, max_draft) -> Drafter")
         most = max(1, lab.backbone.depth - 1)
         self.strategy = labelled(widgets.Dropdown, "Strategy", "What drafts", options=list(self.strategies))
         self.exit = labelled(widgets.IntSlider, "Exit layer", "Draft with the first so many layers", "labkit-exit",
@@ -83,7 +91,7 @@ class ExitLayerExplorer(Explorer):
         plain, _ = self.remember(("plain", asked), lambda: self.measure(job, settings["prompt"], None, options))
         replayed = None
         if isinstance(drafter, EarlyExit) and options["temperature"] == 0 and 0 < exit < lab.backbone.depth:
-            foretold, _ = self.remember(("replay", asked), lambda: Foretold(lab, plain, job.check))
+            foretold, _ = self.remember(("replay", asked), lambda: Foretold(lab, plain))
             replayed = foretold.rounds(exit, max_draft)
             job.check()
             self.table.value = as_html([HEADING, foretold.row(exit, max_draft)], [])
@@ -94,7 +102,7 @@ class ExitLayerExplorer(Explorer):
         job.check()
         rows = [outcome.cells(), Outcome(settings, plain, plain).cells()]
         rows += [] if replayed is None else [foretold.row(exit, max_draft)]
-        self.table.value = as_html([HEADING, *rows], [])
+        self.table.value = as_html([HEADING, *rows], [ONE_LAYER] if lab.backbone.depth == 1 else [])
         self.strip.value = strip(out)._repr_html_()
         if replayed is not None:
             key = ("picture", asked, exit, max_draft)

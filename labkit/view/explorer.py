@@ -49,7 +49,8 @@ def labelled(kind: type, label: str, tip: str, hook: str = "", **how: Any) -> An
 
 def picture(hook: str, **layout: Any) -> Any:
     """Room for a PNG, in which nothing is seen as long as there is none."""
-    place = widgets.Layout(visibility="hidden", max_width="100%", object_fit="contain", margin="8px 0 0 0", **layout)
+    place = widgets.Layout(visibility="hidden", max_width="100%", margin="8px 0 0 0",
+                           object_fit="contain", object_position="left top", **layout)  # fmt: skip
     made = widgets.Image(format="png", layout=place).add_class(hook)
     made.observe(lambda change: setattr(place, "visibility", "visible" if change["new"] else "hidden"), "value")
     return made
@@ -131,7 +132,7 @@ class Explorer:
         self.stop.disabled = False
 
     def cancel(self) -> None:
-        """End the run that is going on, between two rounds."""
+        """End the run that is going on, before the model runs once more."""
         worker_of(self.lab).cancel(self)
         if self.job is not None and self.job.cancelled.is_set():
             self._say("cancelled")
@@ -216,7 +217,7 @@ class Explorer:
         return self.known[key], False
 
     def measure(self, job: Job, prompt: Any, drafter: Drafter | None, options: dict[str, Any]) -> Any:
-        """Generate with a look at the job between rounds; progress and status tell how far it is."""
+        """Generate; progress and status tell how far it is."""
         pace, most = Pace(), options["max_new_tokens"]
 
         def progress(tokens: int) -> None:
@@ -224,7 +225,7 @@ class Explorer:
                 self.progress.value = tokens / most
                 self._say(f"running {tokens}/{most}, {drafter or 'plain decoding'}", job)
 
-        return measured(self.lab, prompt, drafter, options, job.check, progress)
+        return measured(self.lab, prompt, drafter, options, progress)
 
     def _say(self, words: str, job: Job | None = None, details: str = "") -> None:
         """Set the status, unless the job was overtaken meanwhile."""
@@ -252,10 +253,10 @@ class Explorer:
             description=words, tooltip=tip, layout=widgets.Layout(width="96px"), **how
         ).add_class(hook)
         self.go = button("Run", "Measure again with these settings", "labkit-run", button_style="primary")
-        self.stop = button("Cancel", "End the run between two rounds", "labkit-cancel", disabled=True)
+        self.stop = button("Cancel", "End the run", "labkit-cancel", disabled=True)
         self.pin = button("Pin", "Keep this result below, to compare", "labkit-pin")
         self.status = widgets.HTML().add_class("labkit-status")
-        self.progress = widgets.FloatProgress(min=0, max=1, layout=widgets.Layout(width="100%"))
+        self.progress = widgets.FloatProgress(min=0, max=1, layout=widgets.Layout(width="100%", height="10px"))
         self.table = widgets.HTML().add_class("labkit-table")
         self.pins = widgets.HTML().add_class("labkit-pins")
 

@@ -1,15 +1,14 @@
 """What every layer would say at every position, as a picture."""
 
-import functools
 import math
 from typing import Any
 
-from matplotlib import colormaps, font_manager, ft2font
+from matplotlib import colormaps
 from matplotlib.colors import LogNorm, Normalize
 from matplotlib.patches import Rectangle
 
 from labkit.errors import LabkitError
-from labkit.view.figures import ORANGE, POINTS, Picture
+from labkit.view.figures import ORANGE, POINTS, Picture, drawable, luminance
 from labkit.view.letters import visible
 
 COLOURS = {
@@ -19,18 +18,13 @@ COLOURS = {
 }
 """The tensor that each shows, its colours, their fixed range, and its unit."""
 MOST_POSITIONS, MOST_LETTERS = 16, 8
-FONT = "DejaVu Sans"
+FONT, EVEN = "DejaVu Sans", 0.179
+"""On a ground of that luminance black and white letters are seen equally well."""
 
 
-@functools.cache
-def _letters() -> frozenset[int]:
-    """The letters that the font has."""
-    return frozenset(ft2font.FT2Font(font_manager.findfont(FONT)).get_charmap())
-
-
-def drawable(text: str, most: int = MOST_LETTERS) -> str:
-    """A token's text in a picture: signs for what is not seen, a box for what the font lacks, cut to `most` letters."""
-    shown = "".join(letter if ord(letter) in _letters() else "▯" for letter in visible(text)) or "∅"
+def short(text: str, most: int = MOST_LETTERS) -> str:
+    """A token's text in a cell: signs for what is not seen, a box for what the font lacks, cut to `most` letters."""
+    shown = drawable(visible(text), FONT) or "∅"
     return shown if len(shown) <= most else shown[: most - 1] + "…"
 
 
@@ -56,13 +50,12 @@ def heatmap(layers: Any, colour: str = "probability", start: int = 0, stop: int 
     shades = colormaps[palette](norm(values))
     for row in range(depth):
         for column in range(places):
-            light = sum(w * c for w, c in zip((0.299, 0.587, 0.114), shades[row, column], strict=False))
-            axes.text(start + column, row + 1, drawable(layers.top_text[row][start + column]), ha="center",
-                      va="center", fontsize=POINTS - 2, family=FONT, color="black" if light > 0.5 else "white",
-                      parse_math=False)  # fmt: skip
+            ink = "black" if luminance(shades[row, column]) > EVEN else "white"
+            axes.text(start + column, row + 1, short(layers.top_text[row][start + column]), ha="center", va="center",
+                      fontsize=POINTS - 2, family=FONT, color=ink, parse_math=False)  # fmt: skip
     for place, first in enumerate(layers.first_agreeing[start:stop].tolist(), start):
         axes.add_patch(Rectangle((place - 0.47, first - 0.46), 0.94, 0.92, fill=False, ec=ORANGE, lw=2.2))
-    axes.set_xticks(range(start, stop), [drawable(text) for text in layers.texts[start:stop]], rotation=45,
+    axes.set_xticks(range(start, stop), [short(text) for text in layers.texts[start:stop]], rotation=45,
                     ha="right", rotation_mode="anchor", fontsize=POINTS, family=FONT, parse_math=False)  # fmt: skip
     step = math.ceil(depth / 16)
     axes.set_yticks(range(depth, 0, -step), [str(layer) for layer in range(depth, 0, -step)], fontsize=POINTS)

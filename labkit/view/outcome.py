@@ -5,8 +5,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from labkit.decoding import PHASES, Round
 from labkit.lab import Lab, _Run
 from labkit.protocol import Drafter
@@ -56,48 +54,34 @@ HEADING = ["run", "tokens/s", "speed-up", "tokens/round", "acceptance rate", "α
 
 
 def stepwise(
-    lab: Lab, prompt: Any, drafter: Drafter | None, options: dict[str, Any], check: Callable[[], None],
+    lab: Lab, prompt: Any, drafter: Drafter | None, options: dict[str, Any],
     progress: Callable[[int], None] = lambda tokens: None,
 ) -> Generation:  # fmt: skip
-    """`lab.generate` with a look at `check` (which raises to end it) between rounds."""
+    """`lab.generate`, telling after each round how many tokens there are."""
     run, rounds, tokens = _Run(lab, prompt, drafter, options), [], 0
     for happened in run.rounds():
         rounds.append(happened)
         tokens += len(happened.tokens[0])
-        check()
         progress(tokens)
     return run.result(rounds)
 
 
 def measured(lab: Lab, prompt: Any, drafter: Drafter | None, options: dict[str, Any],
-             check: Callable[[], None], progress: Callable[[int], None]) -> Generation:  # fmt: skip
+             progress: Callable[[int], None]) -> Generation:  # fmt: skip
     """The same after a few tokens that do not count: the first round of a strategy builds its views."""
     few = {**options, "max_new_tokens": min(WARM_TOKENS, options["max_new_tokens"])}
-    stepwise(lab, prompt, drafter, few, check)
-    return stepwise(lab, prompt, drafter, options, check, progress)
+    stepwise(lab, prompt, drafter, few)
+    return stepwise(lab, prompt, drafter, options, progress)
 
 
 class Foretold:
-    """The guesses of every exit layer along a greedy text, from one forward pass: what each would have drafted.
+    """A replay of every exit layer along the greedy text of one prompt, for the table and the strip.
 
-    plain: plain decoding of one prompt. Source: theory.md's replay.
+    plain: plain decoding of that prompt. Source: theory.md's replay.
     """
 
-    @torch.inference_mode()
-    def __init__(self, lab: Lab, plain: Generation, check: Callable[[], None] = lambda: None):
-        backbone, (prompt,), (text,) = lab.backbone, plain.prompts, plain.tokens
-        self.plain, self.text, self.depth = plain, text, backbone.depth
-        ids = torch.tensor([[*prompt, *text[:-1]]], device=backbone.device)
-        states = lab.model(input_ids=ids, output_hidden_states=True, use_cache=False).hidden_states
-        at = slice(len(prompt) - 1, None)
-        final = backbone.logits(states[-1][:, at])[0].float().softmax(-1)
-        self.guesses, self.said = [], []  # by exit layer: the guess at each new token, and its target probability
-        for depth in range(1, backbone.depth):
-            check()
-            guess = backbone.head(states[depth][:, at])[0].argmax(-1)
-            self.said.append(final.gather(1, guess[:, None])[:, 0].tolist())
-            self.guesses.append(guess.tolist())
-        check()
+    def __init__(self, lab: Lab, plain: Generation):
+        self.plain, self.text, self.depth = plain, plain.tokens[0], lab.backbone.depth
         self.replay = replay(lab, plain, ngram=False)
 
     def rounds(self, exit: int, max_draft: int) -> Replayed:
@@ -106,14 +90,16 @@ class Foretold:
 
     def generation(self, exit: int, max_draft: int) -> Generation:
         """The same as a generation for the strip; what was drafted behind a rejected token is not known."""
-        guess, p, rounds, at = self.guesses[exit - 1], self.said[exit - 1], [], 0
+        guesses, rounds, at = self.replay.guesses[0][exit], [], 0
+        assert guesses.p is not None  # of an exit layer
+        guess, q, p = guesses.tokens[:, 0].tolist(), guesses.q[:, 0].tolist(), guesses.p.tolist()
         happened = self.rounds(exit, max_draft)
         for accepted, drafted in zip(happened.accepted, happened.drafted, strict=True):
             ended = at + accepted >= len(self.text)  # inside the draft: the target adds no token of its own
             seen = accepted if ended else min(accepted + 1, drafted)
             block = self.text[at : at + accepted + 1]
             rounds.append(Round(
-                tokens=[block], drafted=[guess[at : at + seen]], q=[[]], p=[p[at : at + seen]],
+                tokens=[block], drafted=[guess[at : at + seen]], q=[q[at : at + seen]], p=[p[at : at + seen]],
                 target=[[*block, 0]], accepted=[accepted], rejected=[seen > accepted],
                 parents=[list(range(-1, seen - 1))], path=[list(range(accepted))], exit=[[exit] * seen], left=[[]],
                 seconds=[dict.fromkeys(PHASES, 0.0)], own=[None if ended else 1.0],

@@ -10,7 +10,7 @@ from labkit.compare import Comparison
 from labkit.decoding import PHASES
 from labkit.errors import LabkitError
 from labkit.trace import Generation
-from labkit.view.figures import BLUE, GREEN, GREY, ORANGE, POINTS, Picture, plain_axes
+from labkit.view.figures import BLUE, CARD, GREEN, GREY, INK, ORANGE, POINTS, Picture, plain_axes
 
 Z = 1.959964  # of a 95 % interval
 PARTS = {"prefill": "#999999", "draft": BLUE, "verify": ORANGE, "accept": GREEN, "cache": "#E69F00", "other": "#CC79A7"}
@@ -116,7 +116,7 @@ def cost_bars(results: Any) -> Picture:
     for at, outs in enumerate(named.values()):
         left = 0.0
         for part, ms in costs(outs).items():
-            axes.barh(at, ms, left=left, color=PARTS[part], hatch=HATCHES[part], ec="white", lw=0.5, height=0.66,
+            axes.barh(at, ms, left=left, color=PARTS[part], hatch=HATCHES[part], ec=CARD, lw=0.5, height=0.66,
                       label=part if at == 0 else None)  # fmt: skip
             left += ms
         drafted, accepted = sum(o.drafted for o in outs), sum(o.accepted for o in outs)
@@ -148,7 +148,7 @@ def pareto(results: Any) -> Picture:
     right, top = 1.12 * max(x for x, _ in points.values()), 1.15 * max(y for _, y in points.values())
     for speed in (0.5, 1, 2, 4):
         end = min(right, top / speed)
-        axes.plot([0, end], [0, speed * end], color="black" if speed == 1 else "#AAAAAA", lw=0.8, ls="--", zorder=1)
+        axes.plot([0, end], [0, speed * end], color=INK if speed == 1 else "#8A929A", lw=0.8, ls="--", zorder=1)
         axes.annotate(f"{speed:g}x", (end, speed * end), fontsize=POINTS - 1, color=GREY, ha="right", va="bottom")
     front = [
         p for p in sorted(points.values()) if not any(q[0] <= p[0] and q[1] >= p[1] and q != p for q in points.values())

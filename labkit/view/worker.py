@@ -6,12 +6,14 @@ from collections.abc import Callable
 from concurrent.futures import CancelledError
 from typing import Any
 
+from labkit.backbone import LOOK_UP
+
 IDLE_SECONDS = 5.0
 """How long a thread without work stays."""
 
 
 class Job:
-    """One request: `work(job)` is called in the worker; it calls `check()` between steps."""
+    """One request: `work(job)` is called in the worker; between steps, and whenever the model runs, it looks up."""
 
     def __init__(self, owner: Any, work: Callable[["Job"], None]):
         self.owner, self.work = owner, work
@@ -25,6 +27,7 @@ class Job:
 
     def run(self) -> None:
         """The work; an error is kept for who waits."""
+        looks = LOOK_UP.set(self.check)
         try:
             self.check()
             self.work(self)
@@ -33,6 +36,7 @@ class Job:
         except BaseException as error:
             self.error = error
         finally:
+            LOOK_UP.reset(looks)
             self.done.set()
 
 
