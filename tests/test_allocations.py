@@ -14,6 +14,7 @@ import labkit
 from labkit import Plain
 from labkit.lab import _Run
 
+pytestmark = pytest.mark.usefixtures("unshaped")
 LABKIT = str(Path(labkit.__file__).parent)
 
 

@@ -33,7 +33,7 @@ def test_demo(capsys, tmp_path):
     assert code == 0 and picture.read_bytes().startswith(b"\x89PNG")
     for words in ("strategy", "same text", "Plain()", "PromptLookup(", "EarlyExit(exit=24", str(picture), "[code-01]"):
         assert words in out
-    code, out, _ = run(capsys, "demo", "--max-new-tokens", "4", "--picture", str(picture), "--json")
+    code, out, _ = run(capsys, "demo", "--model", "tiny", "--max-new-tokens", "4", "--picture", str(picture), "--json")
     found = json.loads(out)
     assert code == 0 and [e["same_text"] for e in found["entries"]] == ["yes"] * 3 and found["machine"]["torch"]
 
@@ -142,7 +142,6 @@ def test_places_are_asked_for_before_the_work(capsys, tmp_path, words, monkeypat
     assert words[0] != "demo" or run(capsys, *words, str(tmp_path / "x.foo"))[0] == 2
 
 
-@pytest.mark.smollm2
 @pytest.mark.parametrize(
     ("drafter", "message"),
     [
@@ -154,7 +153,9 @@ def test_places_are_asked_for_before_the_work(capsys, tmp_path, words, monkeypat
     ],
 )
 def test_bad_strategies(capsys, drafter, message):
-    code, _, err = run(capsys, "generate", "x", "--drafter", drafter, "--max-new-tokens", "2")
+    code, _, err = run(
+        capsys, "generate", "x", "--model", "tiny", "--device", "cpu", "--drafter", drafter, "--max-new-tokens", "2"
+    )
     assert code == 2 and message in err
 
 
