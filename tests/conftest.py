@@ -11,6 +11,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the processes that tests start: the cores are taken
 
 import jaxtyping
 
@@ -34,8 +35,28 @@ def missing(marker: str) -> str | None:
     return None if torch.cuda.is_available() else "no CUDA device"
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config):
+    """The whole suite runs in two processes, unless -n gives a number; files that are named run in this one.
+
+    A file's tests share its models, so they stay together.
+    """
+    if not config.pluginmanager.hasplugin("xdist") or hasattr(config, "workerinput"):
+        return
+    option, named = config.option, config.args_source is pytest.Config.ArgsSource.ARGS
+    if option.numprocesses is None and not (named or option.usepdb or option.collectonly):
+        option.numprocesses = 2
+    if option.numprocesses and option.dist == "no":
+        option.dist, option.loadscopereorder = "loadfile", False
+
+
+LONG = ("test_conformance.py", "test_browser.py")
+"""They begin, so that no process has one of them left when the other is through."""
+
+
 def pytest_collection_modifyitems(items):
     """Skip with a reason, unless LABKIT_REQUIRE names the marker: then the test runs, and fails."""
+    items.sort(key=lambda item: item.path.name not in LONG)
     required = set(filter(None, os.environ.get("LABKIT_REQUIRE", "").split(",")))
     for marker in ("smollm2", "browser", "notebooks", "gpu"):
         reason = None if marker in required else missing(marker)

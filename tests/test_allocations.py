@@ -16,6 +16,7 @@ from labkit import Plain
 from labkit.exits import lent
 from labkit.lab import _Run
 
+pytestmark = pytest.mark.usefixtures("unshaped")
 LABKIT = str(Path(labkit.__file__).parent)
 
 

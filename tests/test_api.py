@@ -122,6 +122,7 @@ def test_unknown_argument_names_the_nearest(wrong, right):
 
 @every_strategy
 @pytest.mark.parametrize("acceptance", [Match(), Rejection()], ids=repr)
+@pytest.mark.usefixtures("unshaped")
 def test_same_seed_same_text_and_the_global_generator_is_left_alone(strategy, acceptance):
     drafter = drafter_of(strategy)
     options = {"max_new_tokens": COUNT, "temperature": 1.2, "acceptance": acceptance}

@@ -12,6 +12,8 @@ from labkit import (
     decoding,
 )
 
+pytestmark = pytest.mark.usefixtures("unshaped")
+
 
 def copies_per_round(monkeypatch, family, prompts, drafter, count=COUNT, **options):
     """Where each round waited, and the generation."""

@@ -57,6 +57,7 @@ def test_eos_of_the_config_or_the_tokenizer():
 
 
 @every_strategy
+@pytest.mark.usefixtures("unshaped")
 def test_stop_strings(strategy):
     """Every window of one to three characters of the greedy text, wherever the blocks happen to end."""
     text = TEXTS[2]
@@ -134,6 +135,7 @@ def theirs_of(name, text):
 
 @every_strategy
 @pytest.mark.parametrize("name", LIKE_THEIRS)
+@pytest.mark.usefixtures("unshaped")
 def test_transformers_greedy_text(strategy, name):
     text = TEXTS[2]
     want = theirs_of(name, text)

@@ -34,8 +34,10 @@ def test_lossy_text_is_calms(name):
 
 
 @pytest.mark.parametrize("family", list(families.FAMILIES))
-def test_alone_and_in_a_batch(family):
+def test_alone_and_in_a_batch(family, request):
     """Alone, the layers above an exit only write keys and values; in a batch the row goes along, frozen."""
+    if family != "llama":
+        request.getfixturevalue("unshaped")
     lab = lab_of(family)
     mixed = False
     for rule, layers in ((labkit.confidence(0.4), (1, 2, 3)), (labkit.saturation(0.75), (2, 3))):
@@ -48,7 +50,9 @@ def test_alone_and_in_a_batch(family):
 
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_a_draft_for_an_exiting_target_changes_nothing(family, strategy):
+def test_a_draft_for_an_exiting_target_changes_nothing(family, strategy, request):
+    if family != "llama":
+        request.getfixturevalue("unshaped")
     lab = lab_of(family)
     rule, layers = RULES["margin at two depths"]
     options = dict(early_exit=rule, exit_layers=layers, max_new_tokens=COUNT)

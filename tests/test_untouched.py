@@ -10,6 +10,8 @@ from transformers import StoppingCriteria
 import labkit
 from labkit import EarlyExit
 
+pytestmark = pytest.mark.usefixtures("unshaped")
+
 # -- the default device ---------------------------------------------------------------------------------
 
 
@@ -25,13 +27,12 @@ from labkit import EarlyExit
     ids=["greedy", "sampled", "rejection", "processors"],
 )
 def test_the_default_device_plays_no_part(strategy, options):
-    lab, prompts = labkit.Lab(families.tiny("gemma3")), PROMPTS
-    drafter = STRATEGIES[strategy](prompts, texts("gemma3"))
-    want = lab.generate(prompts, drafter, max_new_tokens=12, **options).tokens
+    drafter = STRATEGIES[strategy](PROMPTS, texts("gemma3"))
+    want = lab_of("gemma3").generate(PROMPTS, drafter, max_new_tokens=12, **options).tokens
     fresh = labkit.Lab(families.tiny("gemma3"))
     torch.set_default_device("meta")
     try:
-        got = fresh.generate(prompts, drafter, max_new_tokens=12, **options).tokens
+        got = fresh.generate(PROMPTS, drafter, max_new_tokens=12, **options).tokens
     finally:
         torch.set_default_device(None)
     assert got == want
