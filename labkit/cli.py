@@ -86,8 +86,7 @@ def as_ids(lab: Lab, prompts: Sequence[dict[str, str]]) -> list[list[int]]:
     """Prompts as rows of ids, through the chat template where there is one."""
     from labkit.prompts import read_prompts
 
-    chat = chats(lab)
-    texts: list[Any] = [[{"role": "user", "content": p["prompt"]}] if chat else p["prompt"] for p in prompts]
+    texts: list[Any] = [[{"role": "user", "content": p["prompt"]}] if chats(lab) else p["prompt"] for p in prompts]
     return read_prompts(texts, None, lab.tokenizer, lab.backbone.vocab).rows
 
 
@@ -102,8 +101,7 @@ def demo(args: argparse.Namespace) -> None:
 
     wanted = [p for p in read_prompt_files([]) if p["id"] in DEMO[chats(lab)]]
     args.drafters = args.drafters or DRAFTS.get(args.model, ())
-    exit = max(1, lab.backbone.depth * 4 // 5)
-    drafters = read_drafters(args, lab) or [EarlyExit(exit, max_draft=2), PromptLookup()]
+    drafters = read_drafters(args, lab) or [EarlyExit(max(1, lab.backbone.depth * 4 // 5), 2), PromptLookup()]
     comparison = lab.compare(as_ids(lab, wanted), drafters, max_new_tokens=args.max_new_tokens)
     m = machine(lab.backbone)
     caption = f"{m['model']}, {m['dtype']}, {m['device']}, {m['threads']} threads, {len(wanted)} prompts, greedy"

@@ -158,13 +158,15 @@ def _draw_bars(axes: Axes, comparison: Comparison) -> None:
     labels = [f"{e.speedup:.2f}x, {e.tokens_per_second:.1f} tokens/s, {e.tokens_per_round:.2f} tokens a round"
               for e in entries]  # fmt: skip
     wide = axes.get_position().width * WIDTH_INCHES
-    limit = max(1, *speedups) * wide / (wide - 0.1 - LETTER_INCHES * max(map(len, labels)))  # room for the labels
+    limit = (
+        max(1, *speedups) * wide / (wide - 0.1 - 0.88 * LETTER_INCHES * max(map(len, labels)))
+    )  # room for the labels
     axes.barh(range(len(entries)), speedups, color=[ACCEPTED if s >= 1 else REJECTED for s in speedups], height=0.62)
     axes.set_yticks(range(len(entries)), [_short(e.name, MOST_LABEL) for e in entries], parse_math=False)
     axes.axvline(1, color=INK, lw=0.8)
     axes.invert_yaxis()
     axes.set_xlim(0, limit)
-    axes.set_xlabel("speed-up over plain decoding in the same loop, times (below 1: slower)", fontsize=9)
+    axes.set_xlabel("speed-up over plain decoding (below 1: slower)", fontsize=9)
     axes.tick_params(labelsize=9)
     axes.spines[["top", "right"]].set_visible(False)
     for place, (e, label) in enumerate(zip(entries, labels, strict=True)):
