@@ -131,7 +131,11 @@ def test_negative_ids(prompt):
         lab().generate(prompt)
 
 
-@pytest.mark.parametrize("options", [{"logits_processor": NoRepeats()}, {"stopping_criteria": Sum()}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{"logits_processor": NoRepeats()}, {"stopping_criteria": Sum()}],
+    ids=lambda options: next(iter(options)),
+)
 def test_one_processor_or_criterion_instead_of_a_list(options):
     ((name, one),) = options.items()
     wanted = lab().generate("ab", max_new_tokens=3, **{name: [one]})

@@ -123,7 +123,9 @@ def test_reasons_and_their_order():
     assert met.seen == [[[1, 5]], [[1, 5]]], "a criterion sees the end token too, as in generate"
 
 
-@pytest.mark.parametrize("answer", [bool, lambda yes: torch.tensor(yes), lambda yes: torch.tensor([[yes]])], ids=str)
+@pytest.mark.parametrize(
+    "answer", [bool, lambda yes: torch.tensor(yes), lambda yes: torch.tensor([[yes]])], ids=["bool", "scalar", "matrix"]
+)
 def test_criteria_may_answer_with_a_tensor_or_a_bool(answer):
     assert run(Stopping([[1]], 9, (), [Sum(6, answer)]), [2, 2, 1, 4], [3]).output == [[2, 2, 1]]
 
