@@ -20,7 +20,7 @@ from labkit.loading import cache_folder, fetch, load_model
 
 NAME = "smollm2-135m"
 PROMPTS = Path(__file__).parents[1] / "data" / "prompts"
-TASKS = ("chat", "code", "summarising", "translation", "question_answering", "arithmetic", "editing")
+TASKS = ("chat", "code", "summarising", "translation", "question_answering", "arithmetic", "editing", "completion")
 
 
 @pytest.fixture(autouse=True)
@@ -272,7 +272,7 @@ def test_prompt_files_are_well_formed(task):
     for line in lines:
         assert set(line) == {"id", "task", "prompt"}
         assert line["task"] == task and line["id"].startswith(task.replace("_", "-") + "-")
-        assert line["prompt"] == line["prompt"].strip() != ""
+        assert line["prompt"].strip() and (task == "completion" or line["prompt"] == line["prompt"].strip())
 
 
 def test_prompt_ids_and_texts_are_unique():

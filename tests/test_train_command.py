@@ -67,6 +67,15 @@ def test_layerskip_from_the_command_line(capsys, words):
     assert code == 2 and not out and "other settings (exits, schedule.lr)" in err
 
 
+@pytest.fixture
+def interruptible():
+    """As at a terminal; the processes that share a suite's tests ignore interrupts."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("when", ["while it trains", "before it does"])
 def test_an_interrupt_says_how_to_go_on(capsys, words, monkeypatch, when):
     judge = layerskip.judge
@@ -114,7 +123,7 @@ def test_a_recipe_for_a_target(capsys, monkeypatch):
     monkeypatch.setattr(command, "load", lambda *args, **named: asked.append((args, named)) or lab)
     code, out, err = run(capsys, "train", "pretend", "here", "--no-tie", "--steps", "7", "--dtype", "float64")
     assert code == 0 and not err and pretend.given == (lab, "here", 7, False, None, "bfloat16")
-    assert asked == [(("smollm2-135m",), {"device": None, "dtype": "float64"})]
+    assert asked == [(("tiny",), {"device": None, "dtype": "float64"})]
     assert out == "result: here/trained\nstep: 3\nhead 1: 0.5\nhead 2: 0.25\nalpha: 0.4\n"
     run(
         capsys,
